@@ -1,0 +1,63 @@
+# Every command of the project. `make up` and `make test` do all they need on a fresh machine.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PROTOS := $(wildcard proto/sluice/v1/*.proto)
+MAX_LINES := 400
+
+.PHONY: setup up test lint format proto bench bench-transfer bench-acceptance clean
+
+setup: $(VENV)/.installed $(VENV)/.stubs
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch comes first and alone, so that the platform's own default build is taken.
+$(VENV)/.installed: pyproject.toml hatch_build.py | $(BIN)/python
+	$(BIN)/python -m pip install -q "$(TORCH)"
+	$(BIN)/python -m pip install -q -e '.[dev]'
+	@touch $@
+
+$(VENV)/.stubs: $(PROTOS) hatch_build.py $(VENV)/.installed
+	$(BIN)/python hatch_build.py
+	@touch $@
+
+proto: | $(VENV)/.installed
+	$(BIN)/python hatch_build.py
+
+up: setup
+	$(BIN)/sluice up
+
+test bench bench-transfer bench-acceptance: export OMP_NUM_THREADS := 1
+
+test: setup
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy sluice services
+	$(BIN)/lint-imports
+	@git ls-files -co --exclude-standard '*.py' '*.proto' | xargs wc -l | awk '$$2 != "total" && $$1 > $(MAX_LINES) { print $$2 ": " $$1 " lines, more than $(MAX_LINES)"; bad = 1 } END { exit bad }'
+	@! git ls-files -co --exclude-standard | grep -E '(^|/)(utils|common|helpers)\.py$$'
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: bench-transfer bench-acceptance
+
+bench-transfer: setup
+	$(BIN)/python -m bench.transfer
+
+bench-acceptance: setup
+	$(BIN)/python -m bench.acceptance
+
+clean:
+	rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache $(VENV)/.stubs
+	rm -f sluice/v1/*_pb2*
+	find sluice services tests bench tools -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

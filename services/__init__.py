@@ -1,0 +1,1 @@
+"""The three processes of a deployment, one package each."""

@@ -1,0 +1,1 @@
+"""The pod that writes answers and owns the request."""

@@ -1,0 +1,1 @@
+"""The HTTP front: OpenAI-compatible API over prefill and decode pods."""

@@ -1,0 +1,1 @@
+"""The step loop that runs a model for many requests at once."""

@@ -1,0 +1,1 @@
+"""Kimi Linear: delta-rule and latent attention layers."""

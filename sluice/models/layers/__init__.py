@@ -1,0 +1,1 @@
+"""Pure, differentiable building blocks; no state, any device, any float dtype."""

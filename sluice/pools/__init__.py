@@ -1,0 +1,1 @@
+"""The memory that holds request state; each pool declares its components."""

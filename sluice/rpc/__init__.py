@@ -1,0 +1,1 @@
+"""gRPC server, client and the conversion between protobuf and sluice types."""

@@ -1,0 +1,1 @@
+"""Tokeniser, chat template and incremental detokenising; only the router uses it."""

@@ -1,0 +1,1 @@
+"""Moving request state between pods: planes, sessions, grants, digests."""
