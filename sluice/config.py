@@ -1,0 +1,48 @@
+"""Frozen settings handed down from the services; the library itself never reads the environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class PoolMode(Enum):
+    """How window state is kept. Both pods of a pair, and target and draft, use the same mode."""
+
+    PAGED = "paged"  # window pages mapped from full pages by one shared mapping
+    UNIFIED = "unified"  # per-request ring rows in front of the compressed pages
+
+
+@dataclass(frozen=True)
+class SpecConfig:
+    """Speculative decoding: ``steps`` drafted tokens a step, ``steps + 1`` verified. 0 = off."""
+
+    steps: int = 3
+
+    @property
+    def verify_tokens(self) -> int:
+        return self.steps + 1
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    """Sizes of the state memory. Page 0 and slot 0 are padding and come on top of these counts."""
+
+    mode: PoolMode = PoolMode.PAGED
+    page_tokens: int = 128  # logical tokens a page; a multiple of every compression ratio
+    num_pages: int = 256
+    num_window_pages: int = 64  # paged mode only
+    num_slots: int = 16  # requests that can hold state at once
+    kv_dtype: str = "float32"
+    device: str = "cpu"
+    fill: str | None = None  # None = zeros; "nan" or "pattern": what a new request finds (debug, tests)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Step loop limits."""
+
+    max_batch_tokens: int = 512  # token budget of one target forward
+    max_running: int = 16
+    max_queue: int = 256
+    max_model_tokens: int = 4096  # prompt + output of one request

@@ -1,0 +1,184 @@
+"""What a pool is: memory for some components, an allocator for their items, and nothing about transfer or models.
+
+Everything that moves, digests, negotiates, backs up or explains state iterates ``components()`` and addresses rows
+through ``layout.span``. A new kind of state is one new pool (or one more ``BufferSpec``), and nothing else changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from sluice.layout.component import Component, Coverage, Kind, Owner, Space
+from sluice.types import RequestId
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """A kind of state a model needs, before anybody decides where it lives.
+
+    The pool mode turns ``coverage`` into a space: HISTORY -> PAGE; WINDOW -> WINDOW_PAGE (paged) or RING_ROW
+    (unified); OVERLAP_TAIL -> WINDOW_PAGE (paged) or STATE_ROW (unified); OPEN_BLOCK -> STATE_ROW;
+    LAST -> REQUEST_SLOT.
+    """
+
+    name: str  # "target.c4"; a window's name gets the suffix "_ring" in unified mode
+    owner: Owner
+    kind: Kind
+    coverage: Coverage
+    tokens_per_row: int
+    window_tokens: int
+    layer_ids: tuple[int, ...]
+    dtype: str
+    row_shape: tuple[int, ...]
+
+
+class WindowMap:
+    """Full page id -> window page id, one object shared by target and draft (paged mode). 0 = unmapped.
+
+    Identity matters: two equal maps drift apart at the first eviction, so pools compare with ``is``.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self._window_page_of = [0] * num_pages
+
+    def __getitem__(self, page: int) -> int:
+        return self._window_page_of[page]
+
+    def set(self, page: int, window_page: int) -> None:
+        self._window_page_of[page] = window_page
+
+
+@dataclass
+class RequestTables:
+    """Where one request's state is, and how much of it is committed. Owned by the memory that made it.
+
+    ``kv_len`` counts committed tokens (invariant between steps: ``len(prompt + output) - 1``).
+    ``draft_valid_from`` masks draft window rows at lower positions (rows that never arrived).
+    """
+
+    request_id: RequestId
+    page_tokens: int
+    slot: int
+    pages: list[int] = field(default_factory=list)
+    window_map: WindowMap | None = None
+    kv_len: int = 0
+    draft_valid_from: int = 0
+
+    def page_table(self, space: Space) -> Sequence[int]:
+        """Page ids by ``position // page_tokens`` (``layout.span.Tables``)."""
+        if space is Space.PAGE:
+            return self.pages
+        assert self.window_map is not None, "window pages exist in paged mode only"
+        window_map = self.window_map
+        return [window_map[page] for page in self.pages]
+
+
+@dataclass(frozen=True)
+class Region:
+    """One registered stretch of memory that holds an entry: row ``r`` is at ``address + r * row_bytes``."""
+
+    component: str
+    layer_id: int
+    address: int
+    num_rows: int
+    row_bytes: int
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """Items of one allocator. ``free + held + quarantined == total`` always (padding not counted)."""
+
+    space: Space
+    total: int
+    free: int
+    held: int
+    quarantined: int
+
+
+class Pool(Protocol):
+    """Memory plus allocator for the components of one space."""
+
+    def components(self) -> tuple[Component, ...]: ...
+
+    def buffer(self, component: str, layer_id: int) -> Tensor:
+        """The entry as ``[num_rows, *row_shape]``, a view into the arena."""
+        ...
+
+    def extend(self, tables: RequestTables, num_tokens: int, live_from: int) -> None:
+        """Map items for positions < ``num_tokens``; positions < ``live_from`` need no window state.
+
+        Raises ``PoolError`` when the caller did not commit capacity first.
+        """
+        ...
+
+    def advance(self, tables: RequestTables, committed_tokens: int) -> None:
+        """Give back what positions >= ``committed_tokens`` can no longer see."""
+        ...
+
+    def close(self, tables: RequestTables) -> None: ...
+
+    def quarantine(self, tables: RequestTables) -> None:
+        """Take the request's items out of use without freeing them; ``close`` after the peer is known drained."""
+        ...
+
+    def occupancy(self) -> tuple[Occupancy, ...]: ...
+
+
+@dataclass(frozen=True)
+class BatchTables:
+    """Page tables of the requests of one forward, padded with 0, ready for vectorised row arithmetic.
+
+    ``pages_SP``, ``window_pages_SP``: int64 [segments, pages]; ``slots_S``: int64 [segments].
+    """
+
+    page_tokens: int
+    pages_SP: Tensor
+    window_pages_SP: Tensor
+    slots_S: Tensor
+
+
+class StateMemory(Protocol):
+    """All state of one pod: the concatenation of its pools, target's components first (see ``pools.memory``)."""
+
+    def components(self) -> tuple[Component, ...]: ...
+
+    def component(self, name: str) -> Component: ...
+
+    def has(self, name: str) -> bool: ...
+
+    def window_name(self, name: str) -> str:
+        """"target.swa" -> "target.swa" (paged) or "target.swa_ring" (unified)."""
+        ...
+
+    def buffer(self, component: str, layer_id: int) -> Tensor: ...
+
+    def regions(self) -> tuple[Region, ...]: ...
+
+    def arena(self) -> Tensor:
+        """The one uint8 tensor that holds every buffer: registered once, never freed while the process lives."""
+        ...
+
+    def can_open(self, max_tokens: int) -> bool:
+        """Whether a request that will reach ``max_tokens`` positions fits beside what is already promised."""
+        ...
+
+    def open(self, request_id: RequestId, max_tokens: int) -> RequestTables:
+        """Take a slot and promise capacity for ``max_tokens`` positions. Raises ``Overloaded`` when full."""
+        ...
+
+    def extend(self, tables: RequestTables, num_tokens: int, live_from: int = 0) -> None: ...
+
+    def advance(self, tables: RequestTables, committed_tokens: int) -> None: ...
+
+    def close(self, tables: RequestTables) -> None: ...
+
+    def quarantine(self, tables: RequestTables) -> None: ...
+
+    def occupancy(self) -> tuple[Occupancy, ...]: ...
+
+    def batch_tables(self, tables: Sequence[RequestTables]) -> BatchTables: ...
