@@ -139,3 +139,10 @@ class PoolError(InternalError):
 
 class IllegalTransition(InternalError):
     pass
+
+
+def as_sluice_error(error: BaseException, *, stage: str) -> SluiceError:
+    """The error itself if it is ours, else an ``InternalError`` that names it."""
+    if isinstance(error, SluiceError):
+        return error
+    return InternalError(f"{type(error).__name__}: {error}", stage=stage)

@@ -1,0 +1,240 @@
+"""The life of an attempt on prefill: compute, push into the grant, report, and let go only when settled."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from services.prefill.peers import DecodePeer
+from sluice.engine.facade import ChunkReady, EngineFacade, PrefillOutcome
+from sluice.errors import Aborted, BadRequest, DeadlineExceeded, as_sluice_error
+from sluice.layout.span import span
+from sluice.pools.base import RequestTables, StateMemory
+from sluice.telemetry.logging import get_logger
+from sluice.transfer.digest import digest_rows
+from sluice.transfer.faults import FaultPoint, Faults
+from sluice.transfer.grant import AttemptEvent, AttemptState, StateMachine, new_attempt
+from sluice.transfer.messages import AttemptComplete, AttemptStart, Moved, Timings
+from sluice.transfer.sender import Sender
+from sluice.transfer.worker import TransferWorker
+from sluice.types import AttemptId, Epoch, Request, RequestId
+
+log = get_logger(__name__)
+_REMEMBERED_ATTEMPTS = 10_000  # ended ids kept so that a replayed Start is refused
+
+
+@dataclass
+class _Attempt:
+    start: AttemptStart
+    peer: DecodePeer
+    sender: Sender
+    machine: StateMachine[AttemptState, AttemptEvent]
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[AttemptComplete] | None = None
+    tables: RequestTables | None = None
+    computed_at: float = 0.0
+
+
+class Attempts:
+    """Owns every attempt of this pod. All methods run on the event loop.
+
+    An attempt's pages are released when its handles have settled and at no other time: a handle that never
+    settles keeps its pages, and ``writing`` says so.
+    """
+
+    def __init__(
+        self,
+        engine: EngineFacade,
+        memory: StateMemory,
+        worker: TransferWorker,
+        epoch: Epoch,
+        faults: Faults,
+    ) -> None:
+        self._engine = engine
+        self._memory = memory
+        self._worker = worker
+        self._epoch = epoch
+        self._faults = faults
+        self._live: dict[AttemptId, _Attempt] = {}
+        self._ended: dict[AttemptId, None] = {}
+        self._background: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def writing(self, epoch: Epoch, attempts: Iterable[AttemptId]) -> frozenset[AttemptId]:
+        """Which of these attempts of a decode pod may still write. Unknown ones can't: their ids never return."""
+        for attempt in attempts:
+            self._remember(attempt)
+        return frozenset(
+            a for a in attempts if a in self._live and self._live[a].start.decode_epoch == epoch
+        )
+
+    def begin(self, start: AttemptStart, peer: DecodePeer) -> None:
+        """Admit an attempt. Raises ``BadRequest`` for a used id, ``SpanMismatch`` for a grant that doesn't fit."""
+        if start.attempt_id in self._live or start.attempt_id in self._ended:
+            raise BadRequest(
+                f"attempt {start.attempt_id} was already used; a retry is a new attempt",
+                field="attempt_id",
+                stage="grant",
+            )
+        sender = Sender(
+            self._worker,
+            peer.route,
+            {grant.component: grant.runs for grant in start.grants},
+            length=len(start.prompt),
+            have=start.have_tokens,
+            deadline_s=start.timeout_s,
+            withhold=self._faults.withhold,
+        )
+        attempt = _Attempt(start, peer, sender, new_attempt(start.attempt_id))
+        peer.attempts.add(start.attempt_id)
+        self._live[start.attempt_id] = attempt
+
+    async def run(self, attempt_id: AttemptId) -> AttemptComplete:
+        """Serve an admitted attempt to its end.
+
+        Raises a typed error only after everything it posted has settled, so that the peer may reuse its rows.
+        """
+        attempt = self._live[attempt_id]
+        attempt.task = asyncio.create_task(self._serve(attempt))
+        try:
+            complete = await asyncio.shield(attempt.task)
+        except asyncio.CancelledError:
+            self.revoke_soon(attempt_id)
+            raise
+        except Exception as error:
+            await self._settle(attempt, AttemptEvent.FAIL)
+            raise as_sluice_error(error, stage="prefill") from error
+        if not attempt.machine.can(AttemptEvent.COMPLETE):  # revoked while the last handle settled
+            await attempt.ended.wait()
+            raise Aborted(f"attempt {attempt_id} was revoked", stage="prefill")
+        attempt.machine.apply(AttemptEvent.COMPLETE)
+        await self._end(attempt)
+        return complete
+
+    async def revoke(self, attempt_id: AttemptId) -> None:
+        """Stop writing; returns when nothing of this attempt can be written any more. Idempotent."""
+        attempt = self._live.get(attempt_id)
+        if attempt is not None:
+            await self._settle(attempt, AttemptEvent.REVOKE)
+
+    def revoke_soon(self, attempt_id: AttemptId) -> None:
+        """The same in the background, for a stream that broke: nobody is left to hear the answer."""
+        task = asyncio.create_task(self.revoke(attempt_id))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def drain(self, timeout_s: float) -> None:
+        """At shutdown: let running attempts finish, then revoke what is left."""
+        deadline = time.monotonic() + timeout_s
+        while self._live and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        for attempt_id in list(self._live):
+            self.revoke_soon(attempt_id)
+        if self._background:
+            await asyncio.wait(self._background, timeout=timeout_s)
+
+    async def _serve(self, attempt: _Attempt) -> AttemptComplete:
+        start = attempt.start
+        await self._faults.reach(FaultPoint.PREFILL_STARTED)
+        try:
+            async with asyncio.timeout(start.timeout_s):
+                outcome = await self._engine.prefill(self._request(start), self._on_chunk(attempt))
+                await attempt.sender.finish()
+                transfer_s = time.monotonic() - attempt.computed_at
+                reports = await self._reports(attempt)
+                await self._faults.reach(FaultPoint.PREFILL_COMPLETE)
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"attempt {start.attempt_id} was not done within {start.timeout_s:.1f} s",
+                stage="prefill",
+                remedy="raise the request's timeout or add prefill capacity",
+            ) from error
+        return self._complete(start, outcome, transfer_s, reports)
+
+    def _complete(
+        self,
+        start: AttemptStart,
+        outcome: PrefillOutcome,
+        transfer_s: float,
+        reports: tuple[Moved, ...],
+    ) -> AttemptComplete:
+        return AttemptComplete(
+            attempt_id=start.attempt_id,
+            prefill_epoch=self._epoch,
+            first_token=outcome.first_token,
+            prompt_tokens=len(start.prompt),
+            cached_tokens=0,  # no prefix cache on prefill yet
+            timings=Timings(outcome.queue_s, outcome.prefill_s, transfer_s),
+            components=reports,
+        )
+
+    def _request(self, start: AttemptStart) -> Request:
+        # The attempt's id, not the request's: a retry of the same request may overlap its predecessor here.
+        return Request(RequestId(start.attempt_id), start.prompt, start.sampling)
+
+    def _on_chunk(self, attempt: _Attempt) -> Callable[[ChunkReady], None]:
+        """Called on the step thread after each chunk's compute."""
+
+        def on_chunk(chunk: ChunkReady) -> None:
+            attempt.tables = chunk.tables
+            attempt.computed_at = time.monotonic()
+            attempt.sender.send(chunk.tables, chunk.start, chunk.stop, chunk.final, chunk.fence)
+            if not chunk.final:
+                self._faults.reach_blocking(FaultPoint.PREFILL_CHUNK)
+
+        return on_chunk
+
+    async def _reports(self, attempt: _Attempt) -> tuple[Moved, ...]:
+        sent = attempt.sender.sent()
+        digests = [b""] * len(sent)
+        if attempt.start.want_digests and attempt.tables is not None:
+            digests = await asyncio.to_thread(self._digests, attempt, attempt.tables)
+        return tuple(
+            Moved(item.component.name, item.num_rows, item.num_bytes, digest)
+            for item, digest in zip(sent, digests, strict=True)
+        )
+
+    def _digests(self, attempt: _Attempt, tables: RequestTables) -> list[bytes]:
+        """Rows of this attempt don't change between its last chunk and its release."""
+        start = attempt.start
+        return [
+            b""
+            if item.component.name in self._faults.withhold
+            else digest_rows(
+                self._memory,
+                item.component,
+                span(item.component, tables, len(start.prompt), start.have_tokens),
+            )
+            for item in attempt.sender.sent()
+        ]
+
+    async def _settle(self, attempt: _Attempt, event: AttemptEvent) -> None:
+        """Revoke, wait for posted handles, free. Whoever comes second waits for whoever came first."""
+        if not attempt.machine.can(event):
+            await attempt.ended.wait()
+            return
+        attempt.machine.apply(event)
+        await self._engine.abort(RequestId(attempt.start.attempt_id))
+        await attempt.sender.revoke()
+        if attempt.task is not None:
+            attempt.task.cancel()
+            await asyncio.wait([attempt.task])
+        attempt.machine.apply(AttemptEvent.SETTLED)
+        await self._end(attempt)
+
+    async def _end(self, attempt: _Attempt) -> None:
+        attempt_id = attempt.start.attempt_id
+        await self._engine.release(RequestId(attempt_id))
+        del self._live[attempt_id]
+        self._remember(attempt_id)
+        attempt.peer.attempts.discard(attempt_id)
+        attempt.ended.set()
+
+    def _remember(self, attempt_id: AttemptId) -> None:
+        self._ended[attempt_id] = None
+        while len(self._ended) > _REMEMBERED_ATTEMPTS:
+            del self._ended[next(iter(self._ended))]

@@ -1,0 +1,181 @@
+"""Protobuf <-> plain data for the decode pod's own service (`sluice.rpc.messages`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sluice.errors import InternalError
+from sluice.rpc.convert import failure_from_pb, layout_from_pb, sampling_from_pb, sampling_to_pb
+from sluice.rpc.messages import (
+    DecodeStatus,
+    Finished,
+    GenerateCall,
+    Moved,
+    PeerStatus,
+    PodLayout,
+    PoolStatus,
+    Timings,
+    Tokens,
+    Usage,
+)
+from sluice.types import AttemptId, Epoch, FinishReason, RequestId
+from sluice.v1 import decode_pb2, layout_pb2, prefill_pb2
+
+
+def generate_to_pb(call: GenerateCall) -> decode_pb2.GenerateRequest:
+    return decode_pb2.GenerateRequest(
+        request_id=call.request_id,
+        attempt_id=call.attempt_id,
+        prefill_address=call.prefill_address,
+        prompt=call.prompt,
+        sampling=sampling_to_pb(call.sampling),
+        timeout_s=call.timeout_s,
+    )
+
+
+def generate_from_pb(request: decode_pb2.GenerateRequest) -> GenerateCall:
+    return GenerateCall(
+        request_id=RequestId(request.request_id),
+        attempt_id=AttemptId(request.attempt_id),
+        prefill_address=request.prefill_address,
+        prompt=tuple(request.prompt),
+        sampling=sampling_from_pb(request.sampling),
+        timeout_s=request.timeout_s,
+    )
+
+
+def tokens_to_pb(tokens: Tokens) -> decode_pb2.GenerateResponse:
+    return decode_pb2.GenerateResponse(
+        tokens=decode_pb2.TokenChunk(
+            token_ids=tokens.token_ids, accepted_drafts=tokens.accepted_drafts
+        )
+    )
+
+
+def finished_to_pb(finished: Finished) -> decode_pb2.GenerateResponse:
+    return decode_pb2.GenerateResponse(
+        finished=decode_pb2.Finished(
+            reason=finished.reason.value, usage=usage_to_pb(finished.usage)
+        )
+    )
+
+
+def event_from_pb(response: decode_pb2.GenerateResponse) -> Tokens | Finished:
+    """One message of ``Generate``. Raises the failure that it carries, or `InternalError` when empty."""
+    kind = response.WhichOneof("message")
+    if kind == "tokens":
+        chunk = response.tokens
+        accepted = chunk.accepted_drafts if chunk.HasField("accepted_drafts") else None
+        return Tokens(tuple(chunk.token_ids), accepted)
+    if kind == "finished":
+        reason = FinishReason(response.finished.reason)
+        return Finished(reason, usage_from_pb(response.finished.usage))
+    if kind == "failed":
+        raise failure_from_pb(response.failed)
+    raise InternalError("decode sent a message of no known kind", stage="decode")
+
+
+def usage_to_pb(usage: Usage) -> decode_pb2.Usage:
+    return decode_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+        verify_steps=usage.verify_steps,
+        accepted_drafts=usage.accepted_drafts,
+        timings=timings_to_pb(usage.timings),
+        components=[moved_to_pb(moved) for moved in usage.components],
+    )
+
+
+def usage_from_pb(usage: decode_pb2.Usage) -> Usage:
+    return Usage(
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+        verify_steps=usage.verify_steps,
+        accepted_drafts=usage.accepted_drafts,
+        timings=timings_from_pb(usage.timings),
+        components=moved_from_pb(usage.components),
+    )
+
+
+def timings_to_pb(timings: Timings) -> prefill_pb2.Timings:
+    return prefill_pb2.Timings(
+        queue_s=timings.queue_s, prefill_s=timings.prefill_s, transfer_s=timings.transfer_s
+    )
+
+
+def timings_from_pb(timings: prefill_pb2.Timings) -> Timings:
+    return Timings(timings.queue_s, timings.prefill_s, timings.transfer_s)
+
+
+def moved_to_pb(moved: Moved) -> prefill_pb2.ComponentDigest:
+    return prefill_pb2.ComponentDigest(
+        component=moved.component, digest=moved.digest, rows=moved.rows, bytes=moved.num_bytes
+    )
+
+
+def moved_from_pb(components: Iterable[prefill_pb2.ComponentDigest]) -> tuple[Moved, ...]:
+    return tuple(Moved(c.component, c.rows, c.bytes, c.digest) for c in components)
+
+
+def status_to_pb(status: DecodeStatus) -> decode_pb2.GetStatusResponse:
+    return decode_pb2.GetStatusResponse(
+        epoch=status.epoch,
+        ready=status.ready,
+        reason=status.reason,
+        queued=status.queued,
+        running=status.running,
+        max_model_tokens=status.max_model_tokens,
+        peers=[
+            decode_pb2.PeerStatus(
+                address=peer.address,
+                epoch=peer.epoch,
+                state=peer.state,
+                reason=peer.reason,
+                agreement_digest=peer.agreement_digest,
+                quarantined_attempts=peer.quarantined_attempts,
+            )
+            for peer in status.peers
+        ],
+        pools=[
+            decode_pb2.PoolStatus(
+                space=pool.space,
+                total=pool.total,
+                free=pool.free,
+                held=pool.held,
+                quarantined=pool.quarantined,
+            )
+            for pool in status.pools
+        ],
+    )
+
+
+def status_from_pb(status: decode_pb2.GetStatusResponse) -> DecodeStatus:
+    return DecodeStatus(
+        epoch=Epoch(status.epoch),
+        ready=status.ready,
+        reason=status.reason,
+        queued=status.queued,
+        running=status.running,
+        max_model_tokens=status.max_model_tokens,
+        peers=tuple(
+            PeerStatus(
+                peer.address,
+                peer.epoch,
+                peer.state,
+                peer.reason,
+                peer.agreement_digest,
+                peer.quarantined_attempts,
+            )
+            for peer in status.peers
+        ),
+        pools=tuple(
+            PoolStatus(pool.space, pool.total, pool.free, pool.held, pool.quarantined)
+            for pool in status.pools
+        ),
+    )
+
+
+def pod_layout_from_pb(response: layout_pb2.GetLayoutResponse) -> PodLayout:
+    return PodLayout(layout_from_pb(response.layout), Epoch(response.epoch), response.fingerprint)

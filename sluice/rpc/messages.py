@@ -1,0 +1,97 @@
+"""What the router and an operator hear from a decode pod, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sluice.layout.layout import Layout
+from sluice.transfer.messages import Moved as Moved
+from sluice.transfer.messages import Timings as Timings
+from sluice.types import AttemptId, Epoch, FinishReason, RequestId, Sampling
+
+
+@dataclass(frozen=True)
+class GenerateCall:
+    """One attempt at one request on one pair. ``timeout_s`` is what is left of the deadline."""
+
+    request_id: RequestId
+    attempt_id: AttemptId
+    prefill_address: str
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """New tokens, in order. ``accepted_drafts`` as in `sluice.types.TokenEvent`."""
+
+    token_ids: tuple[int, ...]
+    accepted_drafts: int | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Prompt and cached tokens as prefill counted them, the rest as decode did."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    verify_steps: int = 0
+    accepted_drafts: int = 0
+    timings: Timings = field(default_factory=Timings)
+    components: tuple[Moved, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The last message of a request that went well."""
+
+    reason: FinishReason
+    usage: Usage
+
+
+@dataclass(frozen=True)
+class PeerStatus:
+    """One prefill as a decode pod sees it. ``state``: connecting, agreed, refused or lost."""
+
+    address: str
+    epoch: str
+    state: str
+    reason: str = ""
+    agreement_digest: str = ""
+    quarantined_attempts: int = 0
+
+
+@dataclass(frozen=True)
+class PoolStatus:
+    """Item counts of one index space."""
+
+    space: str
+    total: int
+    free: int
+    held: int
+    quarantined: int
+
+
+@dataclass(frozen=True)
+class DecodeStatus:
+    """Answer of ``Decode.GetStatus``."""
+
+    epoch: Epoch
+    ready: bool
+    reason: str
+    queued: int
+    running: int
+    max_model_tokens: int  # 0 = the pod states no limit
+    peers: tuple[PeerStatus, ...] = ()
+    pools: tuple[PoolStatus, ...] = ()
+
+
+@dataclass(frozen=True)
+class PodLayout:
+    """Answer of ``GetLayout`` of either role."""
+
+    layout: Layout
+    epoch: Epoch
+    fingerprint: str

@@ -1,0 +1,173 @@
+"""One attempt's push: from chunks that were computed to rows inside the peer's grant, and to nothing outside it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sluice.errors import SpanMismatch, TransferFailed
+from sluice.layout.component import Component, Coverage
+from sluice.layout.span import (
+    Run,
+    Tables,
+    count_rows,
+    live_ordinals,
+    runs_of,
+    slice_runs,
+    span,
+)
+from sluice.pools.base import Region
+from sluice.transfer.plane import Link, Write
+from sluice.transfer.worker import Ticket, TransferWorker
+from sluice.transfer.writes import plan_writes
+
+
+@dataclass(frozen=True)
+class SentComponent:
+    """What moved of one component: rows and bytes (0 where the fault switch withheld it)."""
+
+    component: Component
+    num_rows: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Route:
+    """What is fixed for every attempt between one pair: agreed components, both sides' regions, the link."""
+
+    link: Link
+    source_components: tuple[Component, ...]
+    target_components: Mapping[str, Component]
+    source_regions: tuple[Region, ...]
+    target_regions: tuple[Region, ...]
+
+
+class Sender:
+    """Plans and submits the writes of one attempt.
+
+    ``send`` runs on the engine's step thread (reads tables, enqueues, never blocks); ``finish`` and ``revoke`` on
+    the event loop. History rows go with the chunk that closed them; windows, tails and the draft's state go with
+    the last chunk, because only then do they hold what the first decode step reads.
+
+    Raises ``SpanMismatch`` at construction when the grant doesn't hold exactly the rows this side counts.
+    """
+
+    def __init__(
+        self,
+        worker: TransferWorker,
+        route: Route,
+        grants: Mapping[str, tuple[Run, ...]],
+        *,
+        length: int,
+        have: int = 0,
+        deadline_s: float,
+        withhold: frozenset[str] = frozenset(),
+    ) -> None:
+        self._worker = worker
+        self._route = route
+        self._grants = grants
+        self._length = length
+        self._have = have
+        self._deadline_s = deadline_s
+        self._withhold = withhold
+        self._lock = threading.Lock()
+        self._revoked = False
+        self._sent_rows = {component.name: 0 for component in route.source_components}
+        self._tickets: list[Ticket] = []
+        self._check_grants()
+
+    def _check_grants(self) -> None:
+        agreed = [component.name for component in self._route.source_components]
+        if set(agreed) != set(self._grants):
+            raise SpanMismatch(
+                f"grant names {sorted(self._grants)}, agreement names {sorted(agreed)}",
+                stage="grant",
+                remedy="both pods must use the agreement of the same handshake",
+            )
+        for component in self._route.source_components:
+            expected = len(live_ordinals(component, self._length, self._have))
+            granted = count_rows(self._grants[component.name])
+            if expected != granted:
+                raise SpanMismatch(
+                    f"{component.name}: prefill counts {expected} rows for {self._length} tokens, "
+                    f"the grant holds {granted}",
+                    stage="grant",
+                )
+
+    def send(
+        self, tables: Tables, start: int, stop: int, final: bool, fence: Callable[[], None]
+    ) -> None:
+        """Submit what positions ``start .. stop`` made final; on the last chunk everything that is left."""
+        writes: list[Write] = []
+        for component in self._route.source_components:
+            writes += self._writes(component, tables, start, stop, final)
+        with self._lock:
+            if self._revoked or not writes:
+                return
+            self._tickets.append(
+                self._worker.submit(self._route.link, writes, fence, self._deadline_s)
+            )
+
+    def _writes(
+        self, component: Component, tables: Tables, start: int, stop: int, final: bool
+    ) -> Sequence[Write]:
+        if component.coverage is Coverage.HISTORY:
+            ratio = component.tokens_per_row
+            ordinals = range(max(start, self._have) // ratio, stop // ratio)
+            source = runs_of(component, tables, ordinals)
+            offset = ordinals.start - self._have // ratio
+        elif final:
+            source = span(component, tables, self._length, self._have)
+            offset = 0
+        else:
+            return ()
+        if not source or component.name in self._withhold:
+            return ()
+        granted = slice_runs(self._grants[component.name], offset, count_rows(source))
+        self._sent_rows[component.name] += count_rows(source)
+        return plan_writes(
+            component,
+            self._route.target_components[component.name],
+            source,
+            granted,
+            self._route.source_regions,
+            self._route.target_regions,
+        )
+
+    async def finish(self) -> None:
+        """Wait until every byte is visible at the peer; raises the first ticket's typed error."""
+        for ticket in self._tickets:
+            await asyncio.wrap_future(ticket.future)
+        for component in self._route.source_components:
+            sent, due = self._sent_rows[component.name], self._due_rows(component)
+            if sent != due:
+                raise TransferFailed(
+                    f"{component.name}: {sent} of {due} rows were sent", stage="transfer"
+                )
+
+    async def revoke(self) -> None:
+        """Post nothing more; returns when nothing of this attempt can be written any more."""
+        with self._lock:
+            self._revoked = True
+            tickets = list(self._tickets)
+        for ticket in tickets:
+            ticket.revoke()
+        for ticket in tickets:
+            await asyncio.wrap_future(ticket.settled)
+
+    def sent(self) -> tuple[SentComponent, ...]:
+        return tuple(
+            SentComponent(
+                component,
+                self._sent_rows[component.name],
+                self._sent_rows[component.name] * component.bytes_per_row,
+            )
+            for component in self._route.source_components
+        )
+
+    def _due_rows(self, component: Component) -> int:
+        if component.name in self._withhold:
+            return 0
+        return len(live_ordinals(component, self._length, self._have))
