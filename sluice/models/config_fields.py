@@ -16,7 +16,7 @@ _REQUIRED: Final = _Required()
 
 
 class ConfigFields:
-    """One JSON object of a model's configuration. Every reader raises ConfigError naming its key."""
+    """One JSON object of a model's configuration. Every reader's ConfigError names its key."""
 
     def __init__(self, raw: Mapping[str, object], path: str = "") -> None:
         self._raw = raw
@@ -66,7 +66,9 @@ class ConfigFields:
         value = self._raw[key]
         return self.integers(key) if isinstance(value, list) else (self.integer(key),)
 
-    def strings(self, key: str, default: tuple[str, ...] | _Required = _REQUIRED) -> tuple[str, ...]:
+    def strings(
+        self, key: str, default: tuple[str, ...] | _Required = _REQUIRED
+    ) -> tuple[str, ...]:
         value = self._value(key, default)
         if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
             raise self._wrong(key, value, "a list of strings")

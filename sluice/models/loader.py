@@ -1,4 +1,4 @@
-"""Checkpoint tensors by canonical name: renamed, shape-checked, dequantised, and all accounted for."""
+"""Checkpoint tensors by canonical name: renamed, checked, dequantised, and all accounted for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TensorSource(Protocol):
     def has(self, name: str) -> bool: ...
 
     def take(self, name: str, shape: tuple[int, ...], *, wide: bool = False) -> Tensor:
-        """The tensor, of exactly this shape. ``wide`` keeps it in float32 whatever the model runs in."""
+        """The tensor, of exactly this shape; ``wide`` keeps it in float32 in any model."""
         ...
 
     def take_ids(self, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -35,8 +35,8 @@ class TensorSource(Protocol):
 class Checkpoint:
     """A checkpoint folder as a ``TensorSource``.
 
-    ``rename`` maps any stored name to its canonical one. Every complaint is a CheckpointError that names
-    the tensor, what was expected, what was found, and the remedy.
+    ``rename`` maps any stored name to its canonical one. Every complaint is a CheckpointError that
+    names the tensor, what was expected, what was found, and the remedy.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Checkpoint:
         return stored.read().to(self._device, torch.int64, copy=True)
 
     def finish(self, ignore: Callable[[str], bool] = lambda name: False) -> None:
-        """Raise CheckpointError if tensors are left that nobody took (and ``ignore`` does not excuse)."""
+        """Raise CheckpointError if tensors are left that nobody took, save those ``ignore`` excuses."""
         left = sorted(name for name in self._stored if name not in self._taken and not ignore(name))
         if left:
             shown = ", ".join(repr(self._stored[name].name) for name in left[:_MAX_NAMES_SHOWN])
-            more = f" and {len(left) - _MAX_NAMES_SHOWN} more" if len(left) > _MAX_NAMES_SHOWN else ""
+            more = ", ..." if len(left) > _MAX_NAMES_SHOWN else ""
             raise CheckpointError(
                 f"{len(left)} unexpected tensors in {self._folder.name!r}: {shown}{more}",
                 stage="load",

@@ -1,6 +1,6 @@
 """Exact dequantisation of block-scaled weights, chosen by the stored dtype, never by config.
 
-Shape legend: O output channels, I input channels; leading dimensions (stacked experts) pass through.
+Shape legend: O output channels, I input channels; leading dimensions (experts) pass through.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def scale_shape(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, ...]:
 def dequantise(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Values times their block's scale, in ``dtype``; products are formed in float32.
 
-    ``scale`` is F8_E8M0 (a power of two) or a float type. With power-of-two scales the float32 result
-    is exact, and so is a bfloat16 one (at most 4 significant bits).
+    ``scale`` is F8_E8M0 (a power of two) or a float type. With power-of-two scales the float32
+    result is exact, and so is a bfloat16 one (at most 4 significant bits).
     """
     scale = scale.float()
     if stored.dtype in _PACKED_FP4_DTYPES:

@@ -1,7 +1,7 @@
 """Memory-mapped reading of safetensors files: one file, or shards with an index.
 
-Written against the format's specification instead of the safetensors package, because that package maps
-neither the scale (F8_E8M0) nor the packed 4-bit (F4) type to torch yet.
+Written against the format's specification instead of the safetensors package, because that package
+maps neither the scale (F8_E8M0) nor the packed 4-bit (F4) type to torch yet.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class StoredTensor:
         return memoryview(self.mapping)[self.offset_bytes : self.offset_bytes + self.size_bytes]
 
     def read(self) -> Tensor:
-        """The tensor as a view of the file (copy-on-write: writing to it never reaches the disk)."""
+        """The tensor as a view of the file (copy-on-write: writes never reach the disk)."""
         if self.size_bytes == 0:
             return torch.empty(self.shape, dtype=self.dtype)
         flat = torch.frombuffer(

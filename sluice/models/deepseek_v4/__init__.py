@@ -1,1 +1,1 @@
-"""The DeepSeek-V4 family: configuration, weights, compressors, forward pass and the NextN draft layer."""
+"""The DeepSeek-V4 family: configuration, weights, forward pass, and the NextN draft layer."""

@@ -27,7 +27,7 @@ class CompressorWeights:
 
 
 def project_rows(x_TD: Tensor, weights: CompressorWeights) -> Tensor:
-    """What a token gives to its windows: ``[T, 2C]``, values then gates, at least float32, without ape."""
+    """What a token gives to its windows: ``[T, 2C]``, values then gates (without ape), float32."""
     wide = accumulation_dtype(x_TD.dtype)
     x_TD = x_TD.to(wide)
     values, gates = F.linear(x_TD, weights.wkv.to(wide)), F.linear(x_TD, weights.wgate.to(wide))
@@ -39,10 +39,11 @@ def pool_windows(
 ) -> Tensor:
     """Entries ``[M, d]`` of windows whose tokens' rows (from ``project_rows``) are gathered.
 
-    ``rows_MSC [M, S, 2C]`` in position order. S == R pools the window itself; S == 2R also the window
-    before: its rows act with their first d channels (what they give to the next window), the window's
-    own rows with their last d. ``first_M`` (bool) marks windows with no window before; their first R
-    slots are ignored whatever they hold. ``rotation`` is that of each window's first token.
+    ``rows_MSC [M, S, 2C]`` in position order. S == R pools the window itself; S == 2R also the
+    window before: its rows act with their first d channels (what they give to the next window),
+    the window's own rows with their last d. ``first_M`` (bool) marks windows with no window before;
+    their first R slots are ignored whatever they hold. ``rotation`` is that of each window's first
+    token.
     """
     values_MSC, gates_MSC = rows_MSC.chunk(2, dim=-1)
     ratio = weights.ape.shape[0]

@@ -1,8 +1,8 @@
 """DeepSeek-V4 model configuration, parsed from a checkpoint's ``config.json``.
 
-Two spellings are read: the published one (``compress_ratios``, ``num_hash_layers``, ``rope_scaling``)
-and the one transformers saves (``layer_types``, ``compress_rates``, ``mlp_layer_types``,
-``rope_parameters``). Variants that only look like DeepSeek-V4 are refused by name.
+Two spellings are read: the published one (``compress_ratios``, ``num_hash_layers``,
+``rope_scaling``) and the one transformers saves (``layer_types``, ``compress_rates``,
+``mlp_layer_types``, ``rope_parameters``). Variants that only look like DeepSeek-V4 are refused by name.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def parse_config(fields: ConfigFields) -> DeepseekV4Config:
     return config
 
 
-# What must hold for this code to compute the right thing, as (key, accepted value); absent is accepted.
+# What must hold for this code to compute the right thing: (key, accepted value); absent is fine.
 _REQUIRED_VALUES: tuple[tuple[str, object], ...] = (
     ("model_type", "deepseek_v4"),
     ("scoring_func", "sqrtsoftplus"),
@@ -252,7 +252,7 @@ def _layer_kinds(
     for index, ratio in enumerate(ratios[num_layers:], start=num_layers):
         if ratio != 0:
             raise UnsupportedModel(
-                f"compress_ratios[{index}] is {ratio} for a draft layer; drafts are window-only (0)",
+                f"compress_ratios[{index}] is {ratio} for a draft layer, which must be 0",
                 stage="load",
             )
     return tuple(kind_of[ratio] for ratio in ratios[:num_layers])

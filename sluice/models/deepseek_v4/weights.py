@@ -1,7 +1,7 @@
 """The weights of a DeepSeek-V4 target and its NextN layer, read from any ``TensorSource``.
 
 Parameters that a reduced-precision model keeps in float32 (norms, hyper-connections, sinks, gates,
-compressor projections and their position bias) are taken ``wide``. Shape legend: ``config.py``'s names.
+compressor projections and their position bias) are taken ``wide``. Shapes in ``config.py``'s terms.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ class HyperWeights:
 class HyperMix:
     """How one sublayer reads and writes the streams of each token.
 
-    ``collapsed_TD`` is the sublayer's input (before its norm); ``post_TN`` and ``comb_TNN`` are what
-    ``hyper_expand`` needs, with ``comb[j, k]`` from stream j to stream k.
+    ``collapsed_TD`` is the sublayer's input (before its norm); ``post_TN`` and ``comb_TNN`` are
+    what ``hyper_expand`` needs, with ``comb[j, k]`` from stream j to stream k.
     """
 
     collapsed_TD: Tensor

@@ -62,7 +62,7 @@ def moe(x_TD: Tensor, token_ids_T: Tensor, weights: MoeWeights, params: MoeParam
 
 
 def route(x_TD: Tensor, token_ids_T: Tensor, weights: MoeWeights, params: MoeParams) -> Routing:
-    """Select experts and weigh them; the weights come from the unbiased scores and sum to the factor."""
+    """Select experts and weigh them by their unbiased scores; weights sum to the scaling factor."""
     scores_TE = router_scores(x_TD, weights.gate)
     if weights.tid2eid is not None:
         expert_TK = weights.tid2eid[token_ids_T].long()
@@ -78,7 +78,8 @@ def route(x_TD: Tensor, token_ids_T: Tensor, weights: MoeWeights, params: MoePar
 def router_scores(x_TD: Tensor, gate_ED: Tensor) -> Tensor:
     """``sqrt(softplus(x gate^T))``, ``[T, E]``, at least float32."""
     wide = accumulation_dtype(x_TD.dtype)
-    return F.softplus(F.linear(x_TD.to(wide), gate_ED.to(wide))).sqrt()
+    scores_TE: Tensor = F.softplus(F.linear(x_TD.to(wide), gate_ED.to(wide)))
+    return scores_TE.sqrt()
 
 
 def clamped_swiglu(gate_up: Tensor, limit: float) -> Tensor:

@@ -62,7 +62,7 @@ def rope_frequencies(params: RopeParams, device: torch.device | None = None) -> 
 
 
 def rotation_at(freq_F: Tensor, positions_T: Tensor) -> Rotation:
-    """The rotation of each position (integers, any shape); angles in float32 like the references."""
+    """The rotation of each position (integers, any shape); float32 angles like the references."""
     angles = positions_T.to(freq_F.dtype).unsqueeze(-1) * freq_F
     return Rotation(angles.cos(), angles.sin())
 
