@@ -19,8 +19,18 @@ for _name, _value in {
 }.items():
     os.environ.setdefault(_name, _value)
 
+import hypothesis
 import psutil
 import pytest
+
+# Time limits of single examples only measure how busy the machine is; CI draws the same examples.
+hypothesis.settings.register_profile(
+    "sluice",
+    deadline=None,
+    derandomize=os.environ.get("CI") == "true",
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("sluice")
 
 # Every process that a test starts, however deep, inherits this variable with this session's value.
 _TAG_NAME = "PYTEST_SESSION_TAG"
