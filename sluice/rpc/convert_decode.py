@@ -10,14 +10,13 @@ from sluice.rpc.messages import (
     DecodeStatus,
     Finished,
     GenerateCall,
-    Moved,
     PeerStatus,
     PodLayout,
     PoolStatus,
-    Timings,
     Tokens,
     Usage,
 )
+from sluice.transfer.messages import Moved, Timings
 from sluice.types import AttemptId, Epoch, FinishReason, RequestId
 from sluice.v1 import decode_pb2, layout_pb2, prefill_pb2
 
@@ -61,7 +60,7 @@ def finished_to_pb(finished: Finished) -> decode_pb2.GenerateResponse:
 
 
 def event_from_pb(response: decode_pb2.GenerateResponse) -> Tokens | Finished:
-    """One message of ``Generate``. Raises the failure that it carries, or `InternalError` when empty."""
+    """One message of ``Generate``. Raises the failure it carries, `InternalError` when empty."""
     kind = response.WhichOneof("message")
     if kind == "tokens":
         chunk = response.tokens

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sluice.layout.layout import Layout
-from sluice.transfer.messages import Moved as Moved
-from sluice.transfer.messages import Timings as Timings
+from sluice.transfer.messages import Moved, Timings
 from sluice.types import AttemptId, Epoch, FinishReason, RequestId, Sampling
 
 
