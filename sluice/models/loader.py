@@ -86,7 +86,7 @@ class Checkpoint:
         return stored.read().to(self._device, torch.int64, copy=True)
 
     def finish(self, ignore: Callable[[str], bool] = lambda name: False) -> None:
-        """Raise CheckpointError if tensors are left that nobody took, save those ``ignore`` excuses."""
+        """Raise CheckpointError if tensors are left that nobody took or ``ignore`` excuses."""
         left = sorted(name for name in self._stored if name not in self._taken and not ignore(name))
         if left:
             shown = ", ".join(repr(self._stored[name].name) for name in left[:_MAX_NAMES_SHOWN])

@@ -1,7 +1,7 @@
 """Memory-mapped reading of safetensors files: one file, or shards with an index.
 
-Written against the format's specification instead of the safetensors package, because that package
-maps neither the scale (F8_E8M0) nor the packed 4-bit (F4) type to torch yet.
+Written against the format's specification: a tensor is a view of the mapping, its stored bytes can
+be digested without copying, a damaged file gets a sentence, packed 4-bit values arrive as bytes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Two spellings are read: the published one (``compress_ratios``, ``num_hash_layers``,
 ``rope_scaling``) and the one transformers saves (``layer_types``, ``compress_rates``,
-``mlp_layer_types``, ``rope_parameters``). Variants that only look like DeepSeek-V4 are refused by name.
+``mlp_layer_types``, ``rope_parameters``). Variants that only look alike are refused by name.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 
 def official_name(name: str) -> str:
-    """The published name of a stored tensor; unknown names come back unchanged (and get refused)."""
+    """The published name of a stored tensor; unknown names come back unchanged."""
     for pattern, replacement in _RULES:
         name = pattern.sub(replacement, name)
     return name
