@@ -52,8 +52,12 @@ class Coverage(Enum):
 
     HISTORY = "history"  # closed rows  [D // R, L // R); final as soon as they are written
     WINDOW = "window"  # the last W tokens  [max(0, L - W), L)
-    OVERLAP_TAIL = "overlap_tail"  # open block plus the block before it: [W*(L//W) - W, L), W = ratio
-    OPEN_BLOCK = "open_block"  # the open block only: [W*(L//W), L), W = ratio; empty when W divides L
+    OVERLAP_TAIL = (
+        "overlap_tail"  # open block plus the block before it: [W*(L//W) - W, L), W = ratio
+    )
+    OPEN_BLOCK = (
+        "open_block"  # the open block only: [W*(L//W), L), W = ratio; empty when W divides L
+    )
     LAST = "last"  # one row that belongs to the newest token
 
 
@@ -65,7 +69,9 @@ class Entry:
     dtype: str  # torch's short name: "float32", "bfloat16", "float8_e4m3fn", "uint8"
     row_shape: tuple[int, ...]
     row_bytes: int
-    shard_axis: int | None = None  # axis of row_shape split over tensor-parallel ranks; None = replicated
+    shard_axis: int | None = (
+        None  # axis of row_shape split over tensor-parallel ranks; None = replicated
+    )
 
 
 @dataclass(frozen=True)

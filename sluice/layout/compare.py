@@ -1,0 +1,175 @@
+"""Field by field comparison of two layouts: yields every difference, judged by ``rules``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+
+from sluice.layout.component import Component, Coverage, Entry, Owner
+from sluice.layout.layout import Layout
+from sluice.layout.outcome import Mismatch, Severity
+from sluice.layout.rules import FieldRule, render, rows_rule, rule_for, setting
+from sluice.types import Role
+
+
+def compare(prefill: Layout, decode: Layout, *, allow_missing_draft: bool) -> Iterator[Mismatch]:
+    """Every difference, in the order of the layout's fields."""
+    if (prefill.role, decode.role) != (Role.PREFILL.value, Role.DECODE.value):
+        yield rule_for(Layout, "role").mismatch("role", prefill.role, decode.role)
+    yield from _fields("", prefill, decode, only=("wire_version",))
+    yield from _fields("model.", prefill.model, decode.model)
+    yield from _fields("geometry.", prefill.geometry, decode.geometry)
+    yield from _fields("parallelism.", prefill.parallelism, decode.parallelism)
+    yield from _spec(prefill, decode, allow_missing_draft)
+    yield from _components(prefill, decode, allow_missing_draft)
+
+
+def drafts(layout: Layout) -> bool:
+    return layout.spec.algorithm != "none"
+
+
+def _fields(
+    prefix: str, prefill: object, decode: object, only: Sequence[str] = ()
+) -> Iterator[Mismatch]:
+    for name in only or [f.name for f in fields(prefill)]:  # type: ignore[arg-type]
+        ours, theirs = getattr(prefill, name), getattr(decode, name)
+        if ours != theirs:
+            yield rule_for(type(prefill), name).mismatch(prefix + name, ours, theirs)
+
+
+def _spec(prefill: Layout, decode: Layout, allow_missing_draft: bool) -> Iterator[Mismatch]:
+    found = list(_fields("spec.", prefill.spec, decode.spec))
+    if drafts(prefill) == drafts(decode):
+        yield from found
+        return
+    severity = Severity.CONVERTIBLE if allow_missing_draft else Severity.FATAL
+    for mismatch in found:
+        if mismatch.path == "spec.algorithm":
+            yield _one_sided(mismatch, decode, allow_missing_draft)
+        else:
+            yield replace(
+                mismatch, severity=severity, explanation="follows from spec.algorithm", remedy=""
+            )
+
+
+def _one_sided(mismatch: Mismatch, decode: Layout, allowed: bool) -> Mismatch:
+    """A draft on one pod only: refused, unless somebody said in so many words that it is meant."""
+    has, lacks = ("decode", "prefill") if drafts(decode) else ("prefill", "decode")
+    if not allowed:
+        return replace(
+            mismatch,
+            severity=Severity.FATAL,
+            explanation=f"only the {has} pod has a draft, so the draft's state can't be handed over",
+            remedy=(
+                f"enable the draft on the {lacks} pod ({setting('spec.steps')}), or disable it on the {has} pod, "
+                f"or accept it with {setting('allow_missing_draft')}=true on the decode pod"
+            ),
+        )
+    outcome = (
+        "agreed without the draft's components: decode marks the draft window invalid, and accepts fewer drafts "
+        "until it has refilled"
+        if drafts(decode)
+        else "agreed without the draft's components: decode doesn't speculate and needs none of them"
+    )
+    return replace(mismatch, severity=Severity.CONVERTIBLE, explanation=outcome, remedy="")
+
+
+def _components(prefill: Layout, decode: Layout, allow_missing_draft: bool) -> Iterator[Mismatch]:
+    ours = {component.name: component for component in prefill.components}
+    theirs = {component.name: component for component in decode.components}
+    for name in [*ours, *(name for name in theirs if name not in ours)]:
+        if name in ours and name in theirs:
+            yield from _component(ours[name], theirs[name])
+        else:
+            yield _missing(
+                name, prefill, decode, ours.get(name), theirs.get(name), allow_missing_draft
+            )
+    order_p = tuple(name for name in ours if name in theirs)
+    order_d = tuple(name for name in theirs if name in ours)
+    if order_p != order_d:
+        yield FieldRule(
+            Severity.FATAL,
+            "the pods list the same components in another order; sending and digests follow the order",
+            "run the same Sluice release on both pods",
+        ).mismatch("components", order_p, order_d)
+
+
+def _missing(
+    name: str,
+    prefill: Layout,
+    decode: Layout,
+    ours: Component | None,
+    theirs: Component | None,
+    allow_missing_draft: bool,
+) -> Mismatch:
+    component = ours or theirs
+    assert component is not None
+    rule = rule_for(Component, "name")
+    one_sided = drafts(prefill) != drafts(decode)
+    if component.owner is Owner.DRAFT and one_sided:
+        severity = Severity.CONVERTIBLE if allow_missing_draft else Severity.FATAL
+        rule = FieldRule(severity, "follows from spec.algorithm")
+    elif (
+        prefill.geometry.pool_mode != decode.geometry.pool_mode
+        and component.coverage is Coverage.WINDOW
+    ):
+        rule = FieldRule(Severity.FATAL, "follows from geometry.pool_mode")
+    return rule.mismatch(f"components[{name}]", _present(ours), _present(theirs))
+
+
+def _present(component: Component | None) -> str:
+    if component is None:
+        return "absent"
+    count = len(component.entries)
+    return f"{component.kind.value}, {count} {'entry' if count == 1 else 'entries'}"
+
+
+def _component(prefill: Component, decode: Component) -> Iterator[Mismatch]:
+    path = f"components[{prefill.name}]."
+    for field in fields(Component):
+        ours, theirs = getattr(prefill, field.name), getattr(decode, field.name)
+        if ours == theirs:
+            continue
+        if field.name == "entries":
+            yield from _entries(path, prefill.entries, decode.entries)
+        elif field.name == "rows_per_item":
+            yield rows_rule(prefill, decode).mismatch(path + field.name, ours, theirs)
+        else:
+            yield rule_for(Component, field.name).mismatch(path + field.name, ours, theirs)
+
+
+@dataclass(frozen=True)
+class _Difference:
+    field: str
+    prefill: object
+    decode: object
+
+
+def _entries(
+    path: str, prefill: tuple[Entry, ...], decode: tuple[Entry, ...]
+) -> Iterator[Mismatch]:
+    """Entries pair by position; where their numbers differ, by layer. Equal differences share one mismatch."""
+    pairs = list(zip(prefill, decode, strict=False))
+    if len(prefill) != len(decode):
+        yield rule_for(Entry, "layer_id").mismatch(
+            path + "entries", _describe(prefill), _describe(decode)
+        )
+        by_layer = {entry.layer_id: entry for entry in decode}
+        pairs = [(e, by_layer[e.layer_id]) for e in prefill if e.layer_id in by_layer]
+    where: dict[_Difference, list[int]] = {}
+    for index, (ours, theirs) in enumerate(pairs):
+        for field in fields(Entry):
+            values = getattr(ours, field.name), getattr(theirs, field.name)
+            if values[0] != values[1]:
+                where.setdefault(_Difference(field.name, *values), []).append(index)
+    for difference, indices in where.items():
+        label = "*" if len(indices) == len(pairs) > 1 else ",".join(map(str, indices))
+        yield rule_for(Entry, difference.field).mismatch(
+            f"{path}entries[{label}].{difference.field}", difference.prefill, difference.decode
+        )
+
+
+def _describe(entries: tuple[Entry, ...]) -> str:
+    count = len(entries)
+    layers = render(tuple(entry.layer_id for entry in entries))
+    return f"{count} {'entry' if count == 1 else 'entries'}, layers {layers}"

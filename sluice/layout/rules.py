@@ -1,0 +1,187 @@
+"""One rule for every field of a layout: what a difference means, why, and what to change on which pod.
+
+The gate compares by this table and the fingerprint leaves out what it calls harmless. A field without a rule is an
+error (``rule_for`` raises), so a new field can't slip through the gate unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from sluice.layout.component import Component, Coverage, Space
+from sluice.layout.outcome import Mismatch, Severity
+
+
+@dataclass(frozen=True)
+class FieldRule:
+    """``remedy`` may use ``{prefill}`` and ``{decode}`` for the two values."""
+
+    severity: Severity
+    why: str
+    remedy: str = ""
+
+    def mismatch(self, path: str, prefill: object, decode: object) -> Mismatch:
+        return Mismatch(
+            path=path,
+            prefill_value=render(prefill),
+            decode_value=render(decode),
+            severity=self.severity,
+            explanation=self.why,
+            remedy=self.remedy.format(prefill=render(prefill), decode=render(decode)),
+        )
+
+
+def render(value: object) -> str:
+    """A field's value as people read it."""
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, tuple):
+        return " ".join(render(item) for item in value) if value else "none"
+    if value is None or value == "":
+        return "none"
+    return str(value)
+
+
+def setting(name: str) -> str:
+    """Environment name of a pod's setting: ``pool.page_tokens`` -> ``SLUICE_POOL__PAGE_TOKENS``."""
+    return "SLUICE_" + name.replace(".", "__").upper()
+
+
+def _one_setting(name: str) -> str:
+    env = setting(name)
+    return f"set {env}={{prefill}} on the decode pod, or {env}={{decode}} on the prefill pod"
+
+
+_SAME_MODEL = f"point {setting('model_dir')} at the same checkpoint on both pods"
+_SAME_RELEASE = "run the same Sluice release on both pods"
+_SAME_DRAFT = "load the same draft (the same checkpoint folder) on both pods"
+
+
+def _fatal(why: str, remedy: str) -> FieldRule:
+    return FieldRule(Severity.FATAL, why, remedy)
+
+
+def _convertible(why: str) -> FieldRule:
+    return FieldRule(Severity.CONVERTIBLE, why)
+
+
+def _harmless(why: str) -> FieldRule:
+    return FieldRule(Severity.HARMLESS, why)
+
+
+RULES: Mapping[str, FieldRule] = {
+    "Layout.role": _harmless("a pod is used in another role than the one it started with"),
+    "Layout.wire_version": _fatal("the pods speak different protocol versions", _SAME_RELEASE),
+    "ModelIdentity.architecture": _fatal(
+        "the pods serve different model architectures", _SAME_MODEL
+    ),
+    "ModelIdentity.config_digest": _fatal(
+        "config.json differs, so the same bytes mean something else", _SAME_MODEL
+    ),
+    "ModelIdentity.weights_digest": _fatal(
+        "the weights differ: state of one model means nothing to another", _SAME_MODEL
+    ),
+    "ModelIdentity.tokenizer_digest": _fatal(
+        "the tokenizers differ, so token ids name different text", _SAME_MODEL
+    ),
+    "Geometry.page_tokens": _fatal(
+        "pages of different length: this version pairs equal pages only",
+        _one_setting("pool.page_tokens"),
+    ),
+    "Geometry.window_tokens": _fatal("the sliding windows differ in length", _SAME_MODEL),
+    "Geometry.compression_ratios": _fatal("layers compress their history differently", _SAME_MODEL),
+    "Geometry.pool_mode": _fatal(
+        "one pod keeps windows in pages, the other in per-request rings",
+        _one_setting("pool.mode"),
+    ),
+    "Geometry.ring_rows": _convertible(
+        "window rings of different stride: rows are addressed by position, each pod with its own stride"
+    ),
+    "Geometry.kv_dtype": _fatal(
+        "state is stored in different number formats", _one_setting("pool.kv_dtype")
+    ),
+    "Geometry.byte_layout": _fatal("rows have a different byte order inside", _SAME_RELEASE),
+    "Parallelism.tensor": _fatal(
+        "different tensor-parallel widths: resharding is not yet supported by this version",
+        "start both pods with the same tensor-parallel width",
+    ),
+    "Parallelism.context": _fatal(
+        "different context-parallel widths: resharding is not yet supported by this version",
+        "start both pods with the same context-parallel width",
+    ),
+    "Parallelism.rank": _harmless("ranks number the pods of one role; they are paired by width"),
+    "SpecIdentity.algorithm": _fatal("the pods draft with different algorithms", _SAME_DRAFT),
+    "SpecIdentity.steps": _convertible(
+        "prefill drafts nothing, it only fills the draft window: decode's number counts"
+    ),
+    "SpecIdentity.draft_tokens": _convertible(
+        "only decode verifies: decode's number counts, and its rings must be long enough for it"
+    ),
+    "SpecIdentity.draft_digest": _fatal(
+        "the drafts' weights differ, so decode's draft would read another draft's state",
+        _SAME_DRAFT,
+    ),
+    "SpecIdentity.draft_ratios": _fatal("draft layers compress differently", _SAME_DRAFT),
+    "Component.name": _fatal("the pods have different components", _SAME_RELEASE),
+    "Component.owner": _fatal("target and draft state must not be mixed", _SAME_RELEASE),
+    "Component.kind": _fatal("the same name stands for different state", _SAME_RELEASE),
+    "Component.space": _fatal(
+        "the component is addressed differently", f"make {setting('pool.mode')} equal on both pods"
+    ),
+    "Component.coverage": _fatal("the pods would send different rows", _SAME_RELEASE),
+    "Component.tokens_per_row": _fatal("a row stands for different numbers of tokens", _SAME_MODEL),
+    "Component.rows_per_item": _fatal(
+        "pages hold different numbers of rows",
+        f"make {setting('pool.page_tokens')} equal on both pods",
+    ),
+    "Component.window_tokens": _fatal("the pods would send different rows", _SAME_MODEL),
+    "Component.num_items": _harmless("capacities may differ: each pod allocates from its own"),
+    "Entry.layer_id": _fatal("the entries belong to different layers", _SAME_MODEL),
+    "Entry.dtype": _fatal(
+        "rows are stored in different number formats",
+        f"make {setting('pool.kv_dtype')} equal on both pods",
+    ),
+    "Entry.row_shape": _fatal("rows have different shapes", _SAME_MODEL),
+    "Entry.row_bytes": _fatal(
+        "rows differ in size: writing one over the other would hit a neighbour's row",
+        f"make the model and {setting('pool.kv_dtype')} equal on both pods",
+    ),
+    "Entry.shard_axis": _fatal(
+        "rows are split over ranks differently; resharding is not yet supported by this version",
+        "start both pods with the same tensor-parallel width",
+    ),
+}
+
+_RING_ROWS = _convertible(
+    "rings of different stride: rows are addressed by position modulo each pod's own stride"
+)
+
+
+def rule_for(owner: type, field: str) -> FieldRule:
+    """The rule of one field. Raises ``KeyError`` for a field nobody decided about."""
+    return RULES[f"{owner.__name__}.{field}"]
+
+
+def is_harmless(owner: type, field: str) -> bool:
+    rule = RULES.get(f"{owner.__name__}.{field}")
+    return rule is not None and rule.severity is Severity.HARMLESS
+
+
+def is_ring(component: Component) -> bool:
+    """Whether rows are reused modulo ``rows_per_item``, so that two pods' strides may differ.
+
+    True of rings, and of tails kept in window pages: a tail uses only ``rows_per_item`` rows of each page.
+    """
+    return (
+        component.space in (Space.RING_ROW, Space.STATE_ROW)
+        or component.coverage is Coverage.OVERLAP_TAIL
+    )
+
+
+def rows_rule(prefill: Component, decode: Component) -> FieldRule:
+    """The rule for ``rows_per_item``: a stride may differ, a page may not."""
+    if is_ring(prefill) and is_ring(decode):
+        return _RING_ROWS
+    return rule_for(Component, "rows_per_item")
