@@ -56,15 +56,14 @@ class Agreement:
     """Two layouts that fit. ``digest`` is the same whoever computes it."""
 
     digest: str
-    components: tuple[
-        ComponentPlan, ...
-    ]  # in the layouts' order: the order of sending and of digests
+    plans: tuple[ComponentPlan, ...]  # in the order of sending and of digests
     draft: DraftHandover
     notes: tuple[Mismatch, ...]  # convertible and harmless differences
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(plan.name for plan in self.components)
+    def components(self) -> tuple[str, ...]:
+        """Names of what will be sent, in order."""
+        return tuple(plan.name for plan in self.plans)
 
     @property
     def draft_valid(self) -> bool:
