@@ -109,8 +109,21 @@ class Pool(Protocol):
         """The entry as ``[num_rows, *row_shape]``, a view into the arena."""
         ...
 
+    def promise_for(self, max_tokens: int) -> int:
+        """Items a request of ``max_tokens`` positions can need at once, at worst."""
+        ...
+
+    def can_open(self, max_tokens: int) -> bool:
+        """Whether the worst case of a request of ``max_tokens`` positions fits beside what is promised."""
+        ...
+
+    def open(self, tables: RequestTables, max_tokens: int) -> None:
+        """Promise that worst case to the request in slot ``tables.slot``. Nothing is taken yet."""
+        ...
+
     def extend(self, tables: RequestTables, num_tokens: int, live_from: int) -> None:
-        """Map items for positions < ``num_tokens``; positions < ``live_from`` need no window state.
+        """Map items for positions < ``num_tokens``, the end of the next forward; positions < ``live_from``
+        need no window state.
 
         Raises ``PoolError`` when the caller did not commit capacity first.
         """
@@ -127,6 +140,14 @@ class Pool(Protocol):
         ...
 
     def occupancy(self) -> tuple[Occupancy, ...]: ...
+
+    def promised(self) -> int:
+        """Items promised to open requests, taken or not; 0 when idle."""
+        ...
+
+    def check(self, tables: Sequence[RequestTables]) -> None:
+        """Recount the books against all open requests' tables. Raises when they disagree."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -152,7 +173,7 @@ class StateMemory(Protocol):
     def has(self, name: str) -> bool: ...
 
     def window_name(self, name: str) -> str:
-        """"target.swa" -> "target.swa" (paged) or "target.swa_ring" (unified)."""
+        """ "target.swa" -> "target.swa" (paged) or "target.swa_ring" (unified)."""
         ...
 
     def buffer(self, component: str, layer_id: int) -> Tensor: ...
@@ -171,13 +192,29 @@ class StateMemory(Protocol):
         """Take a slot and promise capacity for ``max_tokens`` positions. Raises ``Overloaded`` when full."""
         ...
 
-    def extend(self, tables: RequestTables, num_tokens: int, live_from: int = 0) -> None: ...
+    def extend(self, tables: RequestTables, num_tokens: int, live_from: int = 0) -> None:
+        """Before each forward: map items up to ``num_tokens``, where that forward ends.
 
-    def advance(self, tables: RequestTables, committed_tokens: int) -> None: ...
+        Window pages are mapped for what a later step can read only, so extend chunk by chunk; a decode pod that
+        receives a prompt of L tokens extends once, with ``live_from = max(0, L - W)``. Raises ``PoolError``
+        beyond what was promised at ``open``.
+        """
+        ...
 
-    def close(self, tables: RequestTables) -> None: ...
+    def advance(self, tables: RequestTables, committed_tokens: int) -> None:
+        """After each commit: free window pages that no position >= ``committed_tokens`` reads.
 
-    def quarantine(self, tables: RequestTables) -> None: ...
+        ``kv_len`` is the caller's to set. Raises ``PoolError`` when a row that is still read isn't mapped.
+        """
+        ...
+
+    def close(self, tables: RequestTables) -> None:
+        """Free everything, from use or from quarantine; ``tables`` is empty afterwards (slot 0, no pages)."""
+        ...
+
+    def quarantine(self, tables: RequestTables) -> None:
+        """Take the items out of use, keep them from others; only ``close`` may follow."""
+        ...
 
     def occupancy(self) -> tuple[Occupancy, ...]: ...
 
