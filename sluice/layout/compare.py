@@ -12,6 +12,9 @@ from sluice.layout.rules import FieldRule, render, rows_rule, rule_for, setting
 from sluice.types import Role
 
 
+_ALLOW = setting("allow_missing_draft")
+
+
 def compare(prefill: Layout, decode: Layout, *, allow_missing_draft: bool) -> Iterator[Mismatch]:
     """Every difference, in the order of the layout's fields."""
     if (prefill.role, decode.role) != (Role.PREFILL.value, Role.DECODE.value):
@@ -59,17 +62,17 @@ def _one_sided(mismatch: Mismatch, decode: Layout, allowed: bool) -> Mismatch:
         return replace(
             mismatch,
             severity=Severity.FATAL,
-            explanation=f"only the {has} pod has a draft, so the draft's state can't be handed over",
+            explanation=f"only the {has} pod has a draft, so its state can't be handed over",
             remedy=(
-                f"enable the draft on the {lacks} pod ({setting('spec.steps')}), or disable it on the {has} pod, "
-                f"or accept it with {setting('allow_missing_draft')}=true on the decode pod"
+                f"enable the draft on the {lacks} pod ({setting('spec.steps')}) or disable it on the "
+                f"{has} pod; to run like this, set {_ALLOW}=true on the decode pod"
             ),
         )
     outcome = (
-        "agreed without the draft's components: decode marks the draft window invalid, and accepts fewer drafts "
-        "until it has refilled"
+        "agreed without the draft's components: decode marks the draft window invalid, and accepts "
+        "fewer drafts until it has refilled"
         if drafts(decode)
-        else "agreed without the draft's components: decode doesn't speculate and needs none of them"
+        else "agreed without the draft's components: decode doesn't speculate"
     )
     return replace(mismatch, severity=Severity.CONVERTIBLE, explanation=outcome, remedy="")
 
@@ -89,7 +92,7 @@ def _components(prefill: Layout, decode: Layout, allow_missing_draft: bool) -> I
     if order_p != order_d:
         yield FieldRule(
             Severity.FATAL,
-            "the pods list the same components in another order; sending and digests follow the order",
+            "the same components in another order; sending and digests follow the order",
             "run the same Sluice release on both pods",
         ).mismatch("components", order_p, order_d)
 
@@ -148,7 +151,9 @@ class _Difference:
 def _entries(
     path: str, prefill: tuple[Entry, ...], decode: tuple[Entry, ...]
 ) -> Iterator[Mismatch]:
-    """Entries pair by position; where their numbers differ, by layer. Equal differences share one mismatch."""
+    """Entries pair by position; where their numbers differ, by layer. Equal differences share one
+    mismatch.
+    """
     pairs = list(zip(prefill, decode, strict=False))
     if len(prefill) != len(decode):
         yield rule_for(Entry, "layer_id").mismatch(

@@ -1,9 +1,10 @@
-"""What one kind of request state is made of: components, their entries, and which rows a prompt occupies.
+"""What one kind of request state is made of: components, their entries, and their live rows.
 
-A *row* is the finest unit that has an address: one compressed entry, one token's window latent, one tail row,
-one hidden vector. An *item* is ``rows_per_item`` consecutive rows (a page, a ring, a slot). Physical row numbers
-are ``item * rows_per_item + offset``, so the bytes of a row lie at ``base + row * row_bytes`` in every entry.
-Rows, not items, are what is sent: a nearly empty page costs nearly nothing.
+A *row* is the finest unit that has an address: one compressed entry, one token's window latent, one
+tail row, one hidden vector. An *item* is ``rows_per_item`` consecutive rows (a page, a ring, a
+slot). Physical row numbers are ``item * rows_per_item + offset``, so the bytes of a row lie at
+``base + row * row_bytes`` in every entry. Rows, not items, are what is sent: a nearly empty page
+costs nearly nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Owner(Enum):
 
 
 class Kind(Enum):
-    """What the state means. Two components may share a kind (target and draft); names are unique."""
+    """What the state means. Target and draft may share a kind; names are unique."""
 
     C4 = "C4"  # ratio-4 compressed entries
     C4_INDEXER = "C4_INDEXER"  # ratio-4 indexer keys
@@ -69,18 +70,16 @@ class Entry:
     dtype: str  # torch's short name: "float32", "bfloat16", "float8_e4m3fn", "uint8"
     row_shape: tuple[int, ...]
     row_bytes: int
-    shard_axis: int | None = (
-        None  # axis of row_shape split over tensor-parallel ranks; None = replicated
-    )
+    shard_axis: int | None = None  # axis of row_shape split over tensor-parallel ranks
 
 
 @dataclass(frozen=True)
 class Component:
     """A named set of entries that share one row numbering.
 
-    ``num_items`` is this pod's capacity (item 0 is padding and never transferred): exchanged, not compared.
-    ``rows_per_item`` is compared for PAGE and WINDOW_PAGE; a ring's stride may differ between pods, because
-    each side turns positions into rows by itself.
+    ``num_items`` is this pod's capacity (item 0 is padding and never transferred): exchanged, not
+    compared. ``rows_per_item`` of history and window pages is compared; a ring's may differ
+    between pods, because each side turns positions into rows by itself.
     """
 
     name: str

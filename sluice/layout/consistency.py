@@ -1,7 +1,8 @@
-"""Rules that one pod's layout must keep by itself: draft next to target, rings long enough, rows that add up.
+"""Rules one pod's layout must keep by itself: draft beside target, long enough rings, whole rows.
 
-Checked when a pod builds its pools (``check_layout``) and again by the gate for both pods (``broken_rules``), since
-two pods can be equal and equally wrong. A broken draft rule shows the target's geometry and the draft's.
+Checked when a pod builds its pools (``check_layout``) and again by the gate for both pods
+(``broken_rules``), since two pods can be equal and equally wrong. A broken draft rule shows the
+target's geometry and the draft's.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _BUG = "this is a bug of the release that built the pools, not of a setting"
 
 @dataclass(frozen=True)
 class Problem:
-    """One broken rule of one pod. ``found`` is what the layout says, with all geometries involved."""
+    """One broken rule of one pod. ``found`` shows every geometry involved."""
 
     path: str
     found: str
@@ -78,7 +79,9 @@ def broken_rules(prefill: Layout, decode: Layout) -> Iterator[Mismatch]:
 
 
 def problems_of(layout: Layout, verify_tokens: int) -> tuple[Problem, ...]:
-    """Every broken rule of one layout. ``verify_tokens``: tokens this pod may write beyond its committed state."""
+    """Every broken rule of one layout. ``verify_tokens``: tokens this pod may write beyond its
+    committed state.
+    """
     return (
         *_naming(layout),
         *_draft_rules(layout),
@@ -89,7 +92,9 @@ def problems_of(layout: Layout, verify_tokens: int) -> tuple[Problem, ...]:
 
 
 def live_rows(component: Component) -> int:
-    """The most rows that hold one request's state at a time (see ``Coverage``); 0 for unbounded history."""
+    """The most rows that hold one request's state at a time (see ``Coverage``); 0 for unbounded
+    history.
+    """
     window = component.window_tokens
     match component.coverage:
         case Coverage.HISTORY:
@@ -105,10 +110,11 @@ def live_rows(component: Component) -> int:
 
 
 def rows_needed(component: Component, verify_tokens: int) -> int:
-    """Shortest ring that keeps live rows apart while ``verify_tokens`` uncommitted rows are written beyond them.
+    """Shortest ring that keeps live rows apart while ``verify_tokens`` uncommitted rows are written
+    beyond them.
 
-    A window query reads W - 1 older rows, hence W + T - 1; a tail of ratio R holds at most 2R - 1 (overlap) or
-    R - 1 (open block) rows before those T.
+    A window query reads W - 1 older rows, hence W + T - 1; a tail of ratio R holds at most 2R - 1
+    (overlap) or R - 1 (open block) rows before those T.
     """
     older = live_rows(component) - (1 if component.coverage is Coverage.WINDOW else 0)
     return older + verify_tokens
@@ -151,7 +157,8 @@ def _draft_rules(layout: Layout) -> Iterator[Problem]:
     if spec.algorithm != "none" and (not spec.draft_ratios or any(spec.draft_ratios)):
         yield Problem(
             "spec.draft_ratios",
-            f"target ratios {render(layout.geometry.compression_ratios)}, draft ratios {render(spec.draft_ratios)}",
+            f"target ratios {render(layout.geometry.compression_ratios)}, "
+            f"draft ratios {render(spec.draft_ratios)}",
             "every draft layer must be window-only (ratio 0)",
             "use a draft whose layers keep a window and nothing else",
         )
@@ -160,7 +167,9 @@ def _draft_rules(layout: Layout) -> Iterator[Problem]:
 
 
 def _draft_window(layout: Layout, draft: Component) -> Iterator[Problem]:
-    """The draft's window lives in the target's slots or through the target's window map, so geometry is shared."""
+    """The draft's window lives in the target's slots or through the target's window map, so
+    geometry is shared.
+    """
     target = next(
         (c for c in layout.components if c.owner is Owner.TARGET and c.coverage is Coverage.WINDOW),
         None,
@@ -210,7 +219,7 @@ def _component(layout: Layout, component: Component) -> Iterator[Problem]:
         yield Problem(
             f"{path}.entries",
             f"layers {render(tuple(layers))} of a target with {known} layers",
-            "a target component has at most one entry for each target layer, and none of the draft's",
+            "a target component has one entry a target layer at most, and none of the draft's",
         )
     if coverage is Coverage.WINDOW and component.window_tokens != layout.geometry.window_tokens:
         yield Problem(
@@ -258,7 +267,8 @@ def _rows(layout: Layout, component: Component, verify_tokens: int) -> Iterator[
     if rows < needed:
         yield Problem(
             path,
-            f"{rows} rows, {needed} needed ({geometry_of(component)}, {verify_tokens} tokens verified a step)",
+            f"{rows} rows, {needed} needed ({geometry_of(component)}, "
+            f"{verify_tokens} tokens verified a step)",
             "a ring must hold all live rows and the ones being verified",
             f"lower {setting('spec.steps')}, or build the ring for it",
         )

@@ -1,7 +1,7 @@
-"""A layout as text, both ways, and its fingerprint: what ``sluice layout show --save`` writes and the gate hashes.
+"""A layout as text, both ways (what ``sluice layout show --save`` writes), and its fingerprint.
 
-The format is JSON with sorted keys: ``{"format": "sluice-layout", "version": 1, "layout": {...}}``. It is read
-strictly: an unknown, missing or ill-typed field is an error that names it.
+The format is JSON with sorted keys: ``{"format": "sluice-layout", "version": 1, "layout": {...}}``.
+It is read strictly: an unknown, missing or ill-typed field is an error that names it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VERSION = 1
 
 
 def encode(layout: Layout, *, indent: int | None = None) -> str:
-    """Canonical text: equal layouts give equal text. ``indent`` only adds white space for people."""
+    """Canonical text: equal layouts, equal text. ``indent`` only adds white space for people."""
     document = {"format": FORMAT, "version": VERSION, "layout": _plain(layout)}
     return _dump(document, indent)
 
@@ -43,7 +43,9 @@ def decode(text: str) -> Layout:
 
 
 def fingerprint(layout: Layout) -> str:
-    """sha256 hex of what the gate compares: everything but the harmless fields (capacities, role, rank)."""
+    """sha256 hex of what the gate compares: everything but the harmless fields (capacities, role,
+    rank).
+    """
     return hashlib.sha256(_dump(_plain(layout, compared_only=True), None).encode()).hexdigest()
 
 

@@ -29,7 +29,8 @@ class Geometry:
     pool_mode: str  # "paged" or "unified"
     ring_rows: int  # window ring rows a request (unified), 0 in paged mode
     kv_dtype: str
-    byte_layout: str  # "rows": row-major rows of row_shape, little-endian; a block-scaled layout gets its own name
+    # "rows": row-major rows of row_shape, little-endian; a block-scaled layout gets its own name
+    byte_layout: str
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The gate: two layouts in, an agreement or a refusal out. Pure, so both pods run it and compare digests."""
+"""The gate: two layouts in, an agreement or a refusal out. Pure: both pods run it and compare."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def negotiate(
 ) -> Agreement | Refusal:
     """Whether state of ``prefill`` can be handed to ``decode``, and what exactly will be sent.
 
-    A refusal lists every difference, not only the first. ``allow_missing_draft`` accepts a draft on one pod only:
-    then no draft component is sent, and ``Agreement.draft`` says what decode must do about it.
+    A refusal lists every difference, not only the first. ``allow_missing_draft`` accepts a draft on
+    one pod only: then no draft component is sent, and ``Agreement.draft`` says what decode must do
+    about it.
     """
     found = (
         *compare(prefill, decode, allow_missing_draft=allow_missing_draft),
@@ -70,7 +71,9 @@ def _handover(prefill: Layout, decode: Layout) -> DraftHandover:
 def _digest(
     prefill: Layout, decode: Layout, plans: tuple[ComponentPlan, ...], draft: DraftHandover
 ) -> str:
-    """sha256 of what was agreed. Capacities are left out: a pod may be resized without a new agreement."""
+    """sha256 of what was agreed. Capacities are left out: a pod may be resized without a new
+    agreement.
+    """
     agreed = json.dumps(
         {
             "wire_version": WIRE_VERSION,

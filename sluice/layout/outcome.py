@@ -1,4 +1,4 @@
-"""What negotiation yields: an agreement (what will be sent) or a refusal (every reason why nothing will be)."""
+"""What negotiation yields: an agreement (what will be sent) or a refusal (every reason why not)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DraftHandover(Enum):
 
     NONE = "none"  # neither pod drafts
     SENT = "sent"  # both draft: the draft's components are sent like any other
-    WITHHELD = "withheld"  # only decode drafts: it marks the draft window invalid for every adopted request
+    WITHHELD = "withheld"  # only decode drafts: it marks adopted draft windows invalid
     UNUSED = "unused"  # only prefill drafts: its draft state stays where it is
 
 
@@ -42,8 +42,8 @@ class DraftHandover(Enum):
 class ComponentPlan:
     """One component that will be sent, as each pod has it.
 
-    Rows are paired one to one in logical order (``span.pair_runs``); each side turns positions into rows with its
-    own component, and checks the peer's rows against the peer's ``num_rows``.
+    Rows are paired one to one in logical order (``span.pair_runs``); each side turns positions into
+    rows with its own component, and checks the peer's rows against the peer's ``num_rows``.
     """
 
     name: str

@@ -1,7 +1,8 @@
-"""One rule for every field of a layout: what a difference means, why, and what to change on which pod.
+"""One rule for every field of a layout: what a difference means, why, and what to change where.
 
-The gate compares by this table and the fingerprint leaves out what it calls harmless. A field without a rule is an
-error (``rule_for`` raises), so a new field can't slip through the gate unnoticed.
+The gate compares by this table and the fingerprint leaves out what it calls harmless. A field
+without a rule is an error (``rule_for`` raises), so a new field can't slip through the gate
+unnoticed.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ RULES: Mapping[str, FieldRule] = {
         _one_setting("pool.mode"),
     ),
     "Geometry.ring_rows": _convertible(
-        "window rings of different stride: rows are addressed by position, each pod with its own stride"
+        "window rings of different stride: each pod turns positions into rows with its own"
     ),
     "Geometry.kv_dtype": _fatal(
         "state is stored in different number formats", _one_setting("pool.kv_dtype")
@@ -172,7 +173,8 @@ def is_harmless(owner: type, field: str) -> bool:
 def is_ring(component: Component) -> bool:
     """Whether rows are reused modulo ``rows_per_item``, so that two pods' strides may differ.
 
-    True of rings, and of tails kept in window pages: a tail uses only ``rows_per_item`` rows of each page.
+    True of rings, and of tails kept in window pages: a tail uses only ``rows_per_item`` rows of
+    each page.
     """
     return (
         component.space in (Space.RING_ROW, Space.STATE_ROW)

@@ -1,7 +1,8 @@
-"""From a prompt's length to the rows that hold its state: one function, used by pools, transfer and explain.
+"""From a prompt's length to the rows that hold its state, for pools, transfer and explain alike.
 
-Both pods call it with their own tables; the two run lists address the same logical rows in the same order, which
-is why they can be paired without either side knowing the other's page numbers, ring stride or slots.
+Both pods call it with their own tables; the two run lists address the same logical rows in the same
+order, which is why they can be paired without either side knowing the other's page numbers, ring
+stride or slots.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Tables(Protocol):
 
 
 def live_ordinals(component: Component, length: int, have: int = 0) -> range:
-    """Logical row numbers that hold state for a prompt of ``length`` tokens, receiver already having ``have``.
+    """Logical row numbers that hold state for a prompt of ``length`` tokens, receiver already
+    having ``have``.
 
     >>> # c4 entries of a 10-token prompt: two closed rows -> range(0, 2)
     """
@@ -58,7 +60,7 @@ def live_ordinals(component: Component, length: int, have: int = 0) -> range:
 
 
 def physical_row(component: Component, tables: Tables, ordinal: int) -> int:
-    """Row number of one logical row. The vectorised twin for models is ``pools.rows.physical_rows``."""
+    """Row number of one logical row; the twin for models is ``pools.rows.physical_rows``."""
     per_item = component.rows_per_item
     match component.space:
         case Space.PAGE | Space.WINDOW_PAGE:
@@ -72,15 +74,32 @@ def physical_row(component: Component, tables: Tables, ordinal: int) -> int:
 
 
 def runs_of(component: Component, tables: Tables, ordinals: range) -> tuple[Run, ...]:
-    """Physical runs of the given logical rows, in logical order, coalesced where rows follow one another."""
+    """Physical runs of the given logical rows, in logical order, neighbours merged.
+
+    Raises ``SpanMismatch`` for a row whose item isn't mapped (0 or beyond the page table).
+    """
     runs: list[Run] = []
     for start, stop in _within_items(component, tables, ordinals):
-        first, count = physical_row(component, tables, start), stop - start
+        first, count = _mapped_row(component, tables, start), stop - start
         if runs and runs[-1].first + runs[-1].count == first:
             runs[-1] = Run(runs[-1].first, runs[-1].count + count)
         else:
             runs.append(Run(first, count))
     return tuple(runs)
+
+
+def _mapped_row(component: Component, tables: Tables, ordinal: int) -> int:
+    """``physical_row`` of a row that must exist. Item 0 is padding: state there belongs to nobody."""
+    try:
+        row = physical_row(component, tables, ordinal)
+    except IndexError:
+        row = 0
+    if row < component.rows_per_item:
+        raise SpanMismatch(
+            f"{component.name}: row {ordinal} (token {ordinal * component.tokens_per_row}) has no "
+            f"{component.space.value} item"
+        )
+    return row
 
 
 def span(component: Component, tables: Tables, length: int, have: int = 0) -> tuple[Run, ...]:
@@ -123,7 +142,8 @@ def slice_runs(runs: Sequence[Run], start: int, count: int) -> tuple[Run, ...]:
 
 
 def pair_runs(source: Sequence[Run], target: Sequence[Run]) -> tuple[tuple[int, int, int], ...]:
-    """Match two run lists row by row: ``(source_row, target_row, count)`` triples, contiguous on both sides.
+    """Match two run lists row by row: ``(source_row, target_row, count)`` triples, contiguous on
+    both sides.
 
     Raises ``SpanMismatch`` when they don't count the same rows; nothing is ever truncated.
     """
@@ -133,7 +153,7 @@ def pair_runs(source: Sequence[Run], target: Sequence[Run]) -> tuple[tuple[int, 
             "both pods must derive the span from the same prompt length and geometry"
         )
     out: list[tuple[int, int, int]] = []
-    src, dst = list(source), list(target)
+    src, dst = ([run for run in runs if run.count] for runs in (source, target))
     i = j = src_used = dst_used = 0
     while i < len(src):
         count = min(src[i].count - src_used, dst[j].count - dst_used)

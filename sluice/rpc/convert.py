@@ -1,6 +1,7 @@
-"""Protobuf <-> plain data for what both services share: layouts, mismatches, endpoints, sampling, failures.
+"""Protobuf <-> plain data shared by both services: layouts, endpoints, sampling, failures.
 
-``*_from_pb`` raise typed errors that name the field when a peer sends something this release doesn't know.
+``*_from_pb`` raise typed errors that name the field when a peer sends something this release
+doesn't know.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def layout_to_pb(layout: Layout) -> layout_pb2.Layout:
 
 
 def layout_from_pb(layout: layout_pb2.Layout) -> Layout:
-    """Raises ``LayoutRefused`` for a kind, space, coverage or owner that this release doesn't know."""
+    """Raises ``LayoutRefused`` for a kind, space, coverage or owner this release doesn't know."""
     model, geometry, spec = layout.model, layout.geometry, layout.spec
     return Layout(
         role=layout.role,
@@ -264,7 +265,9 @@ def failure_to_pb(error: SluiceError) -> layout_pb2.Failure:
 
 
 def failure_from_pb(failure: layout_pb2.Failure) -> SluiceError:
-    """The error class that ``failure.code`` names, ``SluiceError`` itself for a code from another release."""
+    """The error class that ``failure.code`` names, ``SluiceError`` itself for a code from another
+    release.
+    """
     kind = next((c for c in _error_classes(SluiceError) if c.__name__ == failure.code), None)
     message = failure.message if kind else f"{failure.code}: {failure.message}"
     error = (kind or SluiceError)(message, stage=failure.stage, remedy=failure.remedy)
