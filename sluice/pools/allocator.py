@@ -1,4 +1,4 @@
-"""Who may use which item: explicit item states, and capacity that is promised before it is taken."""
+"""Who may use which item: item states, and capacity that is promised before it is taken."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ TRANSITIONS: dict[tuple[ItemState, ItemEvent], ItemState] = {
 class PageAllocator:
     """Items ``1 .. total`` of one space; item 0 is padding and never handed out.
 
-    A *promise* is capacity set aside for somebody who will take it later. Admission promises a request's
-    worst case, so a running request never waits for an item, and two half-grown ones can't deadlock.
+    A *promise* is capacity set aside for somebody who will take it later. Admission promises a
+    request's worst case, so a running request never waits for an item, and two half-grown ones
+    can't deadlock.
     """
 
     def __init__(self, space: Space, total: int) -> None:
@@ -60,7 +61,9 @@ class PageAllocator:
         return self._promised + count <= self.total
 
     def promise(self, count: int) -> None:
-        """Set ``count`` items aside. Raises ``PoolError`` when they aren't there: ask ``can_promise`` first."""
+        """Set ``count`` items aside. Raises ``PoolError`` when they aren't there: ask
+        ``can_promise`` first.
+        """
         if count < 0 or not self.can_promise(count):
             raise PoolError(
                 f"{self.space.value}: can't promise {count} items, "
@@ -78,7 +81,8 @@ class PageAllocator:
         self._promised -= count
 
     def take(self, count: int, after: int = 0) -> list[int]:
-        """Hand out ``count`` items, continuing after item ``after`` where free, else the lowest fitting run.
+        """Hand out ``count`` items, continuing after item ``after`` where free, else the lowest
+        fitting run.
 
         Raises ``PoolError`` beyond what is promised.
         """
@@ -93,7 +97,9 @@ class PageAllocator:
         return items
 
     def free(self, items: Sequence[int]) -> None:
-        """Give held items back. Raises ``PoolError`` naming the first item that isn't held; then none moves."""
+        """Give held items back. Raises ``PoolError`` naming the first item that isn't held; then
+        none moves.
+        """
         self._move(items, ItemEvent.FREE)
         self._free.give(items)
 

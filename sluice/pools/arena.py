@@ -1,4 +1,4 @@
-"""One stretch of memory for all state: planned first, allocated once, never freed while the pod lives."""
+"""One stretch of memory for all state: planned first, allocated once, never freed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Arena:
     """The memory of a plan: one zeroed uint8 tensor on one device."""
 
     def __init__(self, plan: ArenaPlan, device: str) -> None:
-        # Host allocators align to less than ALIGN_BYTES, so a little more is taken and the start is shifted.
+        # Host allocators align to less than ALIGN_BYTES: take a little more, shift the start.
         whole = torch.zeros(plan.num_bytes + ALIGN_BYTES, dtype=torch.uint8, device=device)
         shift = -whole.data_ptr() % ALIGN_BYTES
         self._bytes = whole[shift : shift + plan.num_bytes]
@@ -67,7 +67,7 @@ class Arena:
         return self._bytes
 
     def rows(self, carve: Carve, first_byte: int, num_rows: int, row_bytes: int) -> Tensor:
-        """``num_rows`` rows from ``first_byte`` of a carve-out, as a uint8 [num_rows, row_bytes] view."""
+        """``num_rows`` rows from ``first_byte`` of a carve-out: a view, uint8 [num_rows, row_bytes]."""
         start = carve.offset + first_byte
         stop = start + num_rows * row_bytes
         assert stop <= carve.offset + carve.num_bytes, "a view past the end of its carve-out"

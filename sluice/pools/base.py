@@ -1,7 +1,8 @@
-"""What a pool is: memory for some components, an allocator for their items, and nothing about transfer or models.
+"""What a pool is: memory for some components and an allocator for their items, nothing else.
 
-Everything that moves, digests, negotiates, backs up or explains state iterates ``components()`` and addresses rows
-through ``layout.span``. A new kind of state is one new pool (or one more ``BufferSpec``), and nothing else changes.
+Everything that moves, digests, negotiates, backs up or explains state iterates ``components()`` and
+addresses rows through ``layout.span``. A new kind of state is one new pool (or one more
+``BufferSpec``), and nothing else changes.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 class BufferSpec:
     """A kind of state a model needs, before anybody decides where it lives.
 
-    The pool mode turns ``coverage`` into a space: HISTORY -> PAGE; WINDOW -> WINDOW_PAGE (paged) or RING_ROW
-    (unified); OVERLAP_TAIL -> WINDOW_PAGE (paged) or STATE_ROW (unified); OPEN_BLOCK -> STATE_ROW;
-    LAST -> REQUEST_SLOT.
+    The pool mode turns ``coverage`` into a space: HISTORY -> PAGE; WINDOW -> WINDOW_PAGE (paged) or
+    RING_ROW (unified); OVERLAP_TAIL -> WINDOW_PAGE (paged) or STATE_ROW (unified); OPEN_BLOCK ->
+    STATE_ROW; LAST -> REQUEST_SLOT.
     """
 
     name: str  # "target.c4"; a window's name gets the suffix "_ring" in unified mode
@@ -38,9 +39,10 @@ class BufferSpec:
 
 
 class WindowMap:
-    """Full page id -> window page id, one object shared by target and draft (paged mode). 0 = unmapped.
+    """Full page id -> window page id, 0 = unmapped. One object for target and draft (paged mode).
 
-    Identity matters: two equal maps drift apart at the first eviction, so pools compare with ``is``.
+    Identity matters: two equal maps drift apart at the first eviction, so pools compare with
+    ``is``.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -55,7 +57,7 @@ class WindowMap:
 
 @dataclass
 class RequestTables:
-    """Where one request's state is, and how much of it is committed. Owned by the memory that made it.
+    """Where one request's state is, and how much of it is committed. Made by the memory, and its own.
 
     ``kv_len`` counts committed tokens (invariant between steps: ``len(prompt + output) - 1``).
     ``draft_valid_from`` masks draft window rows at lower positions (rows that never arrived).
@@ -80,7 +82,7 @@ class RequestTables:
 
 @dataclass(frozen=True)
 class Region:
-    """One registered stretch of memory that holds an entry: row ``r`` is at ``address + r * row_bytes``."""
+    """A registered stretch that holds an entry: row ``r`` is at ``address + r * row_bytes``."""
 
     component: str
     layer_id: int
@@ -91,7 +93,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Items of one allocator. ``free + held + quarantined == total`` always (padding not counted)."""
+    """Items of one allocator. ``free + held + quarantined == total`` (without padding)."""
 
     space: Space
     total: int
@@ -114,7 +116,7 @@ class Pool(Protocol):
         ...
 
     def can_open(self, max_tokens: int) -> bool:
-        """Whether the worst case of a request of ``max_tokens`` positions fits beside what is promised."""
+        """Whether that worst case fits beside what is promised already."""
         ...
 
     def open(self, tables: RequestTables, max_tokens: int) -> None:
@@ -122,8 +124,8 @@ class Pool(Protocol):
         ...
 
     def extend(self, tables: RequestTables, num_tokens: int, live_from: int) -> None:
-        """Map items for positions < ``num_tokens``, the end of the next forward; positions < ``live_from``
-        need no window state.
+        """Map items for positions < ``num_tokens``, the end of the next forward; positions <
+        ``live_from`` need no window state.
 
         Raises ``PoolError`` when the caller did not commit capacity first.
         """
@@ -136,7 +138,9 @@ class Pool(Protocol):
     def close(self, tables: RequestTables) -> None: ...
 
     def quarantine(self, tables: RequestTables) -> None:
-        """Take the request's items out of use without freeing them; ``close`` after the peer is known drained."""
+        """Take the request's items out of use without freeing them; ``close`` after the peer is
+        known drained.
+        """
         ...
 
     def occupancy(self) -> tuple[Occupancy, ...]: ...
@@ -152,7 +156,8 @@ class Pool(Protocol):
 
 @dataclass(frozen=True)
 class BatchTables:
-    """Page tables of the requests of one forward, padded with 0, ready for vectorised row arithmetic.
+    """Page tables of the requests of one forward, padded with 0, ready for vectorised row
+    arithmetic.
 
     ``pages_SP``, ``window_pages_SP``: int64 [segments, pages]; ``slots_S``: int64 [segments].
     """
@@ -164,7 +169,9 @@ class BatchTables:
 
 
 class StateMemory(Protocol):
-    """All state of one pod: the concatenation of its pools, target's components first (see ``pools.memory``)."""
+    """All state of one pod: the concatenation of its pools, target's components first (see
+    ``pools.memory``).
+    """
 
     def components(self) -> tuple[Component, ...]: ...
 
@@ -181,35 +188,44 @@ class StateMemory(Protocol):
     def regions(self) -> tuple[Region, ...]: ...
 
     def arena(self) -> Tensor:
-        """The one uint8 tensor that holds every buffer: registered once, never freed while the process lives."""
+        """The one uint8 tensor that holds every buffer: registered once, never freed while the
+        process lives.
+        """
         ...
 
     def can_open(self, max_tokens: int) -> bool:
-        """Whether a request that will reach ``max_tokens`` positions fits beside what is already promised."""
+        """Whether a request that will reach ``max_tokens`` positions fits beside what is already
+        promised.
+        """
         ...
 
     def open(self, request_id: RequestId, max_tokens: int) -> RequestTables:
-        """Take a slot and promise capacity for ``max_tokens`` positions. Raises ``Overloaded`` when full."""
+        """Take a slot and promise capacity for ``max_tokens`` positions. Raises ``Overloaded`` when
+        full.
+        """
         ...
 
     def extend(self, tables: RequestTables, num_tokens: int, live_from: int = 0) -> None:
         """Before each forward: map items up to ``num_tokens``, where that forward ends.
 
-        Window pages are mapped for what a later step can read only, so extend chunk by chunk; a decode pod that
-        receives a prompt of L tokens extends once, with ``live_from = max(0, L - W)``. Raises ``PoolError``
-        beyond what was promised at ``open``.
+        Window pages are mapped for what a later step can read only, so extend chunk by chunk; a
+        decode pod that receives a prompt of L tokens extends once, with ``live_from = max(0, L -
+        W)``. Raises ``PoolError`` beyond what was promised at ``open``.
         """
         ...
 
     def advance(self, tables: RequestTables, committed_tokens: int) -> None:
         """After each commit: free window pages that no position >= ``committed_tokens`` reads.
 
-        ``kv_len`` is the caller's to set. Raises ``PoolError`` when a row that is still read isn't mapped.
+        ``kv_len`` is the caller's to set. Raises ``PoolError`` when a row that is still read isn't
+        mapped.
         """
         ...
 
     def close(self, tables: RequestTables) -> None:
-        """Free everything, from use or from quarantine; ``tables`` is empty afterwards (slot 0, no pages)."""
+        """Free everything, from use or from quarantine; ``tables`` is empty afterwards (slot 0, no
+        pages).
+        """
         ...
 
     def quarantine(self, tables: RequestTables) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 class FreeRuns:
     """A set of ints stored as maximal runs ``[start, stop)`` in ascending order.
 
-    Long runs matter twice: the transfer merges neighbouring rows into one descriptor, and gathers of
-    neighbouring rows are cheaper.
+    Long runs matter twice: the transfer merges neighbouring rows into one descriptor, and gathers
+    of neighbouring rows are cheaper.
     """
 
     def __init__(self, start: int, stop: int) -> None:
@@ -25,8 +25,9 @@ class FreeRuns:
             yield from range(start, stop)
 
     def take(self, count: int, after: int = 0) -> list[int]:
-        """Remove ``count`` numbers: first those that continue ``after``, then the lowest run that fits the
-        rest, and only when none does, the lowest numbers of several runs. The caller checks that enough exist.
+        """Remove ``count`` numbers: first those that continue ``after``, then the lowest run that
+        fits the rest, and only when none does, the lowest numbers of several runs. The caller
+        checks that enough exist.
         """
         taken: list[int] = []
         at = bisect_left(self._starts, after + 1)

@@ -1,4 +1,4 @@
-"""Ring capacities, the geometry a model part's state lives in, and the rules that tie a draft's to its target's."""
+"""Ring capacities, the geometry of a part's state, and the rules tying a draft to its target."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from sluice.pools.base import BufferSpec, WindowMap
 
 
 def window_ring_rows(window_tokens: int, verify_tokens: int) -> int:
-    """Rows of a window ring: the first verified token still sees W - 1 old rows after all T were written."""
+    """Rows of a window ring: the first verified token still sees W - 1 old rows after all T were
+    written.
+    """
     return window_tokens + verify_tokens - 1
 
 
 def overlap_ring_rows(ratio: int, verify_tokens: int) -> int:
-    """Rows of an overlap tail: two blocks plus T - 1, as a power of two so that it divides a page."""
+    """Rows of an overlap tail: two blocks plus T - 1, rounded up to a power of two."""
     return 1 << (2 * ratio + verify_tokens - 2).bit_length()
 
 
@@ -30,7 +32,8 @@ def open_block_ring_rows(ratio: int, verify_tokens: int) -> int:
 class PoolGeometry:
     """How the state of a target or of a draft is laid out in the pools.
 
-    ``layer_ratios``: one a layer, 0 = window only, else the finest compression (1 = every token is kept).
+    ``layer_ratios``: one a layer, 0 = window only, else the finest compression (1 = every token is
+    kept).
     """
 
     mode: PoolMode
@@ -50,7 +53,9 @@ class PoolGeometry:
 
 @dataclass(frozen=True)
 class PoolBinding:
-    """A part's geometry and, in paged mode, the full-to-window mapping object its rows are found through."""
+    """A part's geometry and, in paged mode, the full-to-window mapping object its rows are found
+    through.
+    """
 
     geometry: PoolGeometry
     window_map: WindowMap | None = None
@@ -59,7 +64,9 @@ class PoolBinding:
 def geometry_of(
     specs: Sequence[BufferSpec], config: PoolConfig, verify_tokens: int
 ) -> PoolGeometry:
-    """The geometry of one owner's specs. Raises ``GeometryError`` when they declare several windows."""
+    """The geometry of one owner's specs. Raises ``GeometryError`` when they declare several
+    windows.
+    """
     windows = sorted({s.window_tokens for s in specs if s.coverage is Coverage.WINDOW})
     if len(windows) > 1:
         raise GeometryError(f"windows of {windows} tokens in one model; one window is supported")
@@ -77,7 +84,9 @@ def geometry_of(
 
 
 def check_draft(target: PoolBinding, draft: PoolBinding) -> None:
-    """The draft rules that pools must keep (design, section 4). Raises ``GeometryError`` with both geometries."""
+    """The draft rules that pools must keep (design, section 4). Raises ``GeometryError`` with both
+    geometries.
+    """
     for rule, remedy, holds in _DRAFT_RULES:
         if not holds(target, draft):
             raise GeometryError(
@@ -161,7 +170,7 @@ def _same_map(target: PoolBinding, draft: PoolBinding) -> bool:
     return target.window_map is not None and target.window_map is draft.window_map
 
 
-# (rule, remedy, whether it holds): tried in this order, so that the message names the most basic difference.
+# (rule, remedy, whether it holds), in this order: a message names the most basic difference.
 _DRAFT_RULES: tuple[tuple[str, str, Callable[[PoolBinding, PoolBinding], bool]], ...] = (
     (
         "every draft layer must be window-only (compression ratio 0)",

@@ -67,7 +67,7 @@ class Memory:
         self._window_map = window_map
         self._fill = Fill.parse(config.fill)
         self._slots = SlotPool(_in_spaces(storages, *_SLOT_SPACES), config.num_slots, self._fill)
-        # Closing runs in this order: window pages are found through the full pages, everything by slot.
+        # In the order of closing: window pages are found through full pages, both by slot.
         self._pools: tuple[Pool, ...] = (*self._page_pools(), self._slots)
         self._open: dict[int, _Opened] = {}  # by slot
 
@@ -82,7 +82,9 @@ class Memory:
         return any(storage.component.name == name for storage in self._storages)
 
     def window_name(self, name: str) -> str:
-        """The component a spec's name became in this mode. Raises ``PoolError`` for an unknown name."""
+        """The component a spec's name became in this mode. Raises ``PoolError`` for an unknown
+        name.
+        """
         for spec in self._needs:
             if spec.name == name:
                 return component_name(spec, self._config.mode)
@@ -130,7 +132,8 @@ class Memory:
     def open(self, request_id: RequestId, max_tokens: int) -> RequestTables:
         """A slot with cleared state and a promise of everything ``max_tokens`` positions can need.
 
-        Raises ``Overloaded`` when it doesn't fit beside what is promised already; nothing is kept then.
+        Raises ``Overloaded`` when it doesn't fit beside what is promised already; nothing is kept
+        then.
         """
         if not self.can_open(max_tokens):
             raise Overloaded(
@@ -193,7 +196,9 @@ class Memory:
         return free and not self._open and all(pool.promised() == 0 for pool in self._pools)
 
     def check(self) -> None:
-        """Recount every pool against the open requests. Raises when something leaked or has two owners."""
+        """Recount every pool against the open requests. Raises when something leaked or has two
+        owners.
+        """
         tables = [opened.tables for opened in self._open.values()]
         for pool in self._pools:
             pool.check(tables)
@@ -250,7 +255,8 @@ class Memory:
         opened = self._opened(tables)
         if opened.quarantined:
             raise PoolError(
-                f"request {tables.request_id} (slot {tables.slot}) is quarantined; it can only be closed"
+                f"request {tables.request_id} (slot {tables.slot}) is quarantined",
+                remedy="close it once the peer can't write any more",
             )
         return opened
 
@@ -263,7 +269,9 @@ class Memory:
         )
 
     def _settle(self) -> None:
-        """A clear must have happened before a peer may write the same bytes, so the device finishes it now."""
+        """A clear must have happened before a peer may write the same bytes, so the device finishes
+        it now.
+        """
         device = self.arena().device
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
@@ -272,9 +280,9 @@ class Memory:
 def build_memory(needs: Sequence[BufferSpec], config: PoolConfig, verify_tokens: int) -> Memory:
     """The memory for a target's needs followed by its draft's.
 
-    ``verify_tokens`` (T) is speculation steps + 1, or 1 without a draft; ring capacities follow it. Raises
-    ``GeometryError`` when target and draft don't fit together (design, section 4) or sizes don't divide, and
-    ``ConfigError`` for impossible settings.
+    ``verify_tokens`` (T) is speculation steps + 1, or 1 without a draft; ring capacities follow it.
+    Raises ``GeometryError`` when target and draft don't fit together (design, section 4) or sizes
+    don't divide, and ``ConfigError`` for impossible settings.
     """
     specs = tuple(needs)
     if not specs:

@@ -1,4 +1,4 @@
-"""Full pages: state that is kept for every position until the request ends (compressed entries, plain KV)."""
+"""Full pages: state kept for every position until the request ends (compressed entries, KV)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def pages_for(num_tokens: int, page_tokens: int) -> int:
 
 
 class PagePool:
-    """PAGE items. Also numbers the pages of requests that have no paged state: the window map needs the ids."""
+    """PAGE items. Also numbers the pages of requests that have no paged state: the window map needs
+    the ids.
+    """
 
     def __init__(
         self,

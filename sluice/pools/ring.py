@@ -1,4 +1,4 @@
-"""Which buffers share memory: in unified mode a layer's window ring lies in front of its compressed pages."""
+"""Which buffers share memory: a layer's window ring and its pages do in unified mode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sluice.layout.component import Component, Entry, Kind, Space
 from sluice.pools.arena import Arena, ArenaPlan, Carve
 from sluice.pools.storage import ComponentStorage, EntryBuffer
 
-# What attention reads beside the window with the same latent width; indexer keys have buffers of their own.
+# What attention reads beside the window, in rows of the same width. Indexer keys stay apart.
 _COMPRESSED = (Kind.C4, Kind.C128)
 
 
@@ -61,16 +61,23 @@ class BufferPlan:
     def _shared(
         self, component: Component, entry: Entry
     ) -> tuple[Component | None, Component | None]:
-        """The ring and the compressed pages of the entry's layer, if ``component`` is one of the two."""
+        """The ring and the compressed pages of the entry's layer, if ``component`` is one of the
+        two.
+        """
         ring = self._of_layer(component, entry, lambda c: c.space is Space.RING_ROW)
         pages = self._of_layer(component, entry, lambda c: c.kind in _COMPRESSED)
         if ring is None or pages is None or component not in (ring, pages):
             return None, None
-        theirs = [e for c in (ring, pages) for e in c.entries if e.layer_id == entry.layer_id]
-        if len({(e.dtype, e.row_shape) for e in theirs}) > 1:
+        formats = [
+            (e.dtype, e.row_shape)
+            for c in (ring, pages)
+            for e in c.entries
+            if e.layer_id == entry.layer_id
+        ]
+        if len(set(formats)) > 1:
             raise GeometryError(
-                f"layer {entry.layer_id}: rows of {ring.name} are {theirs[0].dtype} "
-                f"{theirs[0].row_shape} and of {pages.name} {theirs[1].dtype} {theirs[1].row_shape}",
+                f"layer {entry.layer_id}: rows of {ring.name} are {formats[0]} and "
+                f"of {pages.name} {formats[1]}",
                 remedy="unified mode keeps both in one buffer; use one row format, or paged mode",
             )
         return ring, pages

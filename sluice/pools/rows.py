@@ -1,4 +1,4 @@
-"""Vectorised row arithmetic: the torch twin of ``layout.span.physical_row`` (a test holds them equal)."""
+"""Vectorised row arithmetic: the torch twin of ``layout.span.physical_row``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def physical_rows(
 ) -> Tensor:
     """Physical row of each (segment, logical row) pair.
 
-    ``segments`` and ``ordinals`` are int64 of one broadcastable shape; ordinals must be >= 0 and mapped
-    (unmapped pages resolve to the padding page 0).
+    ``segments`` and ``ordinals`` are int64 of one broadcastable shape; ordinals must be >= 0 and
+    mapped (unmapped pages resolve to the padding page 0).
     """
     per_item = component.rows_per_item
     match component.space:

@@ -1,4 +1,4 @@
-"""Request slots: state that belongs to a request as a whole (rings, open blocks, the draft's hidden row)."""
+"""Request slots: state of a request as a whole (rings, open blocks, the draft's hidden row)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from sluice.pools.storage import ComponentStorage, Fill, find
 
 
 class SlotPool:
-    """RING_ROW, STATE_ROW and REQUEST_SLOT items: one number a request indexes them all; slot 0 is padding."""
+    """RING_ROW, STATE_ROW and REQUEST_SLOT items: one number a request indexes them all; slot 0 is
+    padding.
+    """
 
     def __init__(self, storages: Sequence[ComponentStorage], num_slots: int, fill: Fill) -> None:
         self._storages = tuple(storages)
@@ -33,7 +35,9 @@ class SlotPool:
         return self._allocator.can_promise(1)
 
     def take(self) -> int:
-        """A slot whose state is cleared (or filled, in debug mode) before anybody learns its address."""
+        """A slot whose state is cleared (or filled, in debug mode) before anybody learns its
+        address.
+        """
         self._allocator.promise(1)
         (slot,) = self._allocator.take(1)
         for storage in self._storages:

@@ -1,4 +1,4 @@
-"""From what a model needs to components: the pool mode decides each state's space and rows an item."""
+"""From what a model needs to components: the pool mode decides each state's space."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def _place(spec: BufferSpec, config: PoolConfig, verify_tokens: int) -> _Place:
             return _Place(Space.RING_ROW, window_ring_rows(spec.window_tokens, verify_tokens))
         case Coverage.OVERLAP_TAIL:
             rows = overlap_ring_rows(spec.window_tokens, verify_tokens)
-            # A tail row is found by position % rows within its page, so pages must hold whole rings; the
-            # unified mode doesn't need it, but one number for both modes keeps pods comparable.
+            # A tail row is found by position % rows within its page, so pages must hold whole
+            # rings. Unified mode doesn't need that, but one rule keeps both modes comparable.
             _divide_page(spec.name, page, rows)
             return _Place(Space.WINDOW_PAGE if paged else Space.STATE_ROW, rows)
         case Coverage.OPEN_BLOCK:

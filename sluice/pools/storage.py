@@ -1,4 +1,4 @@
-"""The buffers of a pool's components: typed views into the arena, and what a new owner finds in them."""
+"""The buffers of a pool: typed views into the arena, and what a new owner finds in them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class Fill(Enum):
 
 @dataclass(frozen=True)
 class EntryBuffer:
-    """One entry's memory. ``raw``: uint8 [num_rows, row_bytes]; ``rows``: the same as [num_rows, *row_shape]."""
+    """One entry's memory. ``raw``: uint8 [num_rows, row_bytes]; ``rows``: the same as [num_rows,
+    *row_shape].
+    """
 
     entry: Entry
     raw: Tensor

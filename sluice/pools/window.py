@@ -1,4 +1,4 @@
-"""Window pages: state of the last W tokens, found through one mapping from full pages to window pages."""
+"""Window pages: state of the last W tokens, found from full pages through one mapping."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def pages_touched(num_tokens: int, page_tokens: int) -> int:
 class WindowPool:
     """WINDOW_PAGE items (paged mode). Target window, compressor tails and draft window share them.
 
-    A forward that ends at position n may be rolled back to no less than n - T + 1, so the positions whose
-    window state can ever be read again start at ``needed_from(n - T + 1)``. Earlier positions of a long chunk
-    get no window page: the map says 0, and what is written there lands in the padding page.
+    A forward that ends at position n may be rolled back to no less than n - T + 1, so the positions
+    whose window state can ever be read again start at ``needed_from(n - T + 1)``. Earlier positions
+    of a long chunk get no window page: the map says 0, and what is written there lands in the
+    padding page.
     """
 
     def __init__(
@@ -55,13 +56,16 @@ class WindowPool:
     def needed_from(self, length: int) -> int:
         """First position whose window state is still read after ``length`` committed tokens.
 
-        Usually ``length - W``; the overlap tail's previous block can reach further back when W is small.
+        Usually ``length - W``; the overlap tail's previous block can reach further back when W is
+        small.
         """
         return min(live_ordinals(component, length).start for component in self.components())
 
     def promise_for(self, max_tokens: int) -> int:
-        """The most window pages a request holds at once: those the last forward's successor still reads,
-        and those the next forward leaves behind, which don't overlap when a chunk is longer than W."""
+        """The most window pages a request holds at once: those the last forward's successor still
+        reads, and those the next forward leaves behind, which don't overlap when a chunk is longer
+        than W.
+        """
         retained = max(self._retained_tokens(component) for component in self.components())
         read = pages_touched(retained, self._page_tokens)
         left = pages_touched(retained + self._verify_tokens - 1, self._page_tokens)
@@ -96,10 +100,11 @@ class WindowPool:
                 storage.write(window_pages, self._fill)
 
     def advance(self, tables: RequestTables, committed_tokens: int) -> None:
-        """Free window pages that lie wholly before what is still read (whole pages: the cursor stays aligned).
+        """Free window pages that lie wholly before what is still read (whole pages: the cursor
+        stays aligned).
 
-        Raises ``PoolError`` when a row that is still read isn't mapped: then somebody extended over several
-        chunks at once, and the forwards in between read padding.
+        Raises ``PoolError`` when a row that is still read isn't mapped: then somebody extended over
+        several chunks at once, and the forwards in between read padding.
         """
         first = self.needed_from(committed_tokens) // self._page_tokens
         stop = pages_for(committed_tokens, self._page_tokens)
@@ -134,14 +139,11 @@ class WindowPool:
         return self._ledger.allocator.promised
 
     def check(self, tables: Sequence[RequestTables]) -> None:
-        """Books balance, and the map leads each open request to exactly the window pages it holds."""
+        """Books balance, and the map leads each open request to the window pages it holds."""
         self._ledger.check()
         for one in tables:
             mapped = [self._map[page] for page in one.pages if self._map[page]]
-            assert len(set(mapped)) == len(mapped), f"a window page twice in {one.request_id}"
-            assert frozenset(mapped) == self._ledger.items(one.slot), (
-                f"window pages of {one.request_id}"
-            )
+            self._ledger.check_listed(one.slot, mapped)
 
     def _mapped(self, tables: RequestTables, index: int) -> bool:
         return index < len(tables.pages) and self._map[tables.pages[index]] != 0
