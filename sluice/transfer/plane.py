@@ -37,13 +37,16 @@ class Write:
 class HandleState(Enum):
     POSTED = "posted"
     DONE = "done"  # every byte is visible at the peer
-    FAILED = "failed"  # settled: the peer is gone or refused, nothing more will be written
+    FAILED = "failed"  # settled: the peer is gone or refused, this side sends nothing more
 
 
 @dataclass(frozen=True)
 class Polled:
+    """``peer_lost`` tells a vanished peer (retry elsewhere) from a refused write (a bug or stale metadata)."""
+
     state: HandleState
     error: str = ""
+    peer_lost: bool = False
 
 
 class Handle(Protocol):
@@ -56,6 +59,11 @@ class Link(Protocol):
     @property
     def endpoint(self) -> Endpoint: ...
 
+    @property
+    def lost(self) -> bool:
+        """True once the plane saw the peer go; such a link never heals, a new epoch is a new link."""
+        ...
+
 
 class Plane(Protocol):
     """Every method is called from the one I/O thread (``transfer.worker``); none may be called from anywhere else.
@@ -64,16 +72,29 @@ class Plane(Protocol):
     Errors raised by ``connect``/``post`` are ``PeerLost`` (peer gone) or ``TransferFailed`` (anything else).
     """
 
-    def open(self, arena: Tensor, regions: Sequence[Region]) -> Endpoint: ...
+    def open(self, arena: Tensor, regions: Sequence[Region]) -> Endpoint:
+        """Register the arena, once. It must outlive every peer that ever held the endpoint."""
+        ...
 
     def connect(self, peer: Endpoint) -> Link: ...
 
-    def post(self, link: Link, writes: Sequence[Write]) -> Handle: ...
+    def post(self, link: Link, writes: Sequence[Write]) -> Handle:
+        """Start one group. Raising means that not one byte was sent; later failures show in ``poll``.
+
+        Every address is checked against the regions of both sides first: the peer's numbers are not trusted.
+        """
+        ...
 
     def poll(self, handle: Handle) -> Polled: ...
 
-    def release(self, handle: Handle) -> None: ...
+    def release(self, handle: Handle) -> None:
+        """Forget a settled handle. Raises ``InternalError`` for one that is still posted: it would keep writing."""
+        ...
 
-    def disconnect(self, link: Link) -> None: ...
+    def disconnect(self, link: Link) -> None:
+        """Forget the peer. Handles still posted on the link fail; on a living peer their bytes may still land."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Drop everything. Idempotent; the caller settled or gave up its handles before."""
+        ...

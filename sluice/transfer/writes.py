@@ -1,0 +1,154 @@
+"""From two run lists to the writes that carry one component, and from writes to groups of bounded size. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from sluice.errors import SpanMismatch, TransferFailed
+from sluice.layout.component import Component
+from sluice.layout.span import Run, pair_runs
+from sluice.pools.base import Region
+from sluice.transfer.plane import Write
+
+GROUP_BYTES = (
+    4 << 20
+)  # 1-8 MB groups cost nothing and bound head-of-line blocking (docs/performance.md)
+GROUP_WRITES = 4096  # tiny rows: a descriptor costs about as much as 20 KB
+
+
+def plan_writes(
+    component: Component,
+    target_component: Component,
+    source_runs: Sequence[Run],
+    target_runs: Sequence[Run],
+    source_regions: Iterable[Region],
+    target_regions: Iterable[Region],
+) -> tuple[Write, ...]:
+    """All writes of one component: every pair of runs in every entry, entries matched by layer id.
+
+    ``component`` is the source's, ``target_component`` the peer's of the same name; they may differ in capacity and
+    ring stride. Regions of other components are ignored, so that ``memory.regions()`` and an endpoint's regions can
+    be passed whole. Raises ``SpanMismatch`` when the two sides don't describe the same rows
+    or row sizes, ``TransferFailed`` when a run leaves its region or touches the padding item.
+    """
+    if target_component.name != component.name:
+        raise SpanMismatch(
+            f"{component.name} paired with {target_component.name}", stage="transfer"
+        )
+    sources = _by_layer(component, source_regions, "source")
+    targets = _by_layer(component, target_regions, "destination")
+    _check_same_entries(component, sources, targets)
+    _check_runs(component, source_runs, sources, "source")
+    _check_runs(target_component, target_runs, targets, "destination")
+    _check_disjoint(component, target_runs)
+    pairs = pair_runs(source_runs, target_runs)
+    return tuple(
+        Write(
+            source=sources[entry.layer_id].address + source_row * entry.row_bytes,
+            destination=targets[entry.layer_id].address + target_row * entry.row_bytes,
+            num_bytes=count * entry.row_bytes,
+        )
+        for entry in component.entries
+        for source_row, target_row, count in pairs
+    )
+
+
+def group_writes(
+    writes: Iterable[Write], max_bytes: int = GROUP_BYTES, max_writes: int = GROUP_WRITES
+) -> tuple[tuple[Write, ...], ...]:
+    """Cut writes into groups of at most ``max_bytes`` and ``max_writes``, in order; a larger write is split."""
+    if max_bytes <= 0 or max_writes <= 0:
+        raise ValueError(f"group limits must be positive, got {max_bytes} bytes, {max_writes}")
+    groups: list[tuple[Write, ...]] = []
+    group: list[Write] = []
+    room = max_bytes
+    for write in _pieces(writes, max_bytes):
+        if group and (write.num_bytes > room or len(group) == max_writes):
+            groups.append(tuple(group))
+            group, room = [], max_bytes
+        group.append(write)
+        room -= write.num_bytes
+    if group:
+        groups.append(tuple(group))
+    return tuple(groups)
+
+
+def count_bytes(writes: Iterable[Write]) -> int:
+    return sum(write.num_bytes for write in writes)
+
+
+def _pieces(writes: Iterable[Write], max_bytes: int) -> Iterator[Write]:
+    for write in writes:
+        if write.num_bytes <= max_bytes:
+            yield write
+            continue
+        for offset in range(0, write.num_bytes, max_bytes):
+            size = min(max_bytes, write.num_bytes - offset)
+            yield Write(write.source + offset, write.destination + offset, size)
+
+
+def _by_layer(component: Component, regions: Iterable[Region], side: str) -> dict[int, Region]:
+    found: dict[int, Region] = {}
+    for region in regions:
+        if region.component != component.name:
+            continue
+        if region.layer_id in found:
+            raise TransferFailed(
+                f"{component.name}: the {side} declares layer {region.layer_id} twice",
+                stage="transfer",
+            )
+        found[region.layer_id] = region
+    return found
+
+
+def _check_same_entries(
+    component: Component, sources: Mapping[int, Region], targets: Mapping[int, Region]
+) -> None:
+    layers = {entry.layer_id for entry in component.entries}
+    if not layers == set(sources) == set(targets):
+        raise SpanMismatch(
+            f"{component.name}: layers {sorted(layers)} declared, source has {sorted(sources)}, "
+            f"destination {sorted(targets)}",
+            stage="transfer",
+            remedy="both pods must serve the same model with the same draft",
+        )
+    for entry in component.entries:
+        sizes = sources[entry.layer_id].row_bytes, targets[entry.layer_id].row_bytes
+        if sizes != (entry.row_bytes, entry.row_bytes):
+            raise SpanMismatch(
+                f"{component.name} layer {entry.layer_id}: a row is {entry.row_bytes} bytes by "
+                f"declaration, {sizes[0]} at the source, {sizes[1]} at the destination",
+                stage="transfer",
+                remedy="both pods must use the same KV dtype and row shape",
+            )
+
+
+def _check_runs(
+    component: Component,
+    runs: Sequence[Run],
+    regions: Mapping[int, Region],
+    side: str,
+) -> None:
+    """Item 0 is padding on every pod, and so are all its rows."""
+    padding_rows = component.rows_per_item
+    num_rows = min((region.num_rows for region in regions.values()), default=0)
+    for run in runs:
+        if run.count <= 0 or run.first < padding_rows or run.count > num_rows - run.first:
+            raise TransferFailed(
+                f"{component.name}: {side} rows {run.first}..{run.first + run.count} are not inside "
+                f"{padding_rows}..{num_rows} (rows below {padding_rows} are padding)",
+                stage="transfer",
+                remedy="runs must come from layout.span over mapped items",
+            )
+
+
+def _check_disjoint(component: Component, runs: Sequence[Run]) -> None:
+    """Two logical rows in one destination row would overwrite each other, and no count would show it."""
+    ordered = sorted(runs, key=lambda run: run.first)
+    for before, after in pairwise(ordered):
+        if before.first + before.count > after.first:
+            raise TransferFailed(
+                f"{component.name}: destination row {after.first} appears twice in the grant",
+                stage="transfer",
+            )
