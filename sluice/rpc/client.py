@@ -16,10 +16,18 @@ from sluice.errors import PeerLost
 from sluice.rpc.convert_decode import (
     event_from_pb,
     generate_to_pb,
+    pair_report_from_pb,
     pod_layout_from_pb,
     status_from_pb,
 )
-from sluice.rpc.messages import DecodeStatus, Finished, GenerateCall, PodLayout, Tokens
+from sluice.rpc.messages import (
+    DecodeStatus,
+    Finished,
+    GenerateCall,
+    PairReport,
+    PodLayout,
+    Tokens,
+)
 from sluice.rpc.status import error_of
 from sluice.v1 import decode_pb2, decode_pb2_grpc, layout_pb2, prefill_pb2, prefill_pb2_grpc
 
@@ -188,6 +196,11 @@ class DecodeClient(PodClient):
         request = decode_pb2.GetStatusRequest()
         response = await self._answer(self._stub.GetStatus(request, timeout=timeout_s))
         return status_from_pb(response)
+
+    async def pair(self, prefill_address: str, timeout_s: float) -> PairReport:
+        """Handshake plus canary with a named prefill, as the decode pod saw it."""
+        request = decode_pb2.PairRequest(prefill_address=prefill_address)
+        return pair_report_from_pb(await self._answer(self._stub.Pair(request, timeout=timeout_s)))
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[Tokens | Finished]:
         """Events of one attempt, `Finished` last. Closing the generator cancels the call at once.

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sluice.errors import InternalError
-from sluice.rpc.convert import failure_from_pb, layout_from_pb, sampling_from_pb, sampling_to_pb
+from sluice.rpc.convert import (
+    failure_from_pb,
+    layout_from_pb,
+    layout_to_pb,
+    sampling_from_pb,
+    sampling_to_pb,
+)
 from sluice.rpc.messages import (
     DecodeStatus,
     Finished,
     GenerateCall,
+    PairReport,
     PeerStatus,
     PodLayout,
     PoolStatus,
@@ -176,5 +183,24 @@ def status_from_pb(status: decode_pb2.GetStatusResponse) -> DecodeStatus:
     )
 
 
+def pod_layout_to_pb(pod: PodLayout) -> layout_pb2.GetLayoutResponse:
+    return layout_pb2.GetLayoutResponse(
+        layout=layout_to_pb(pod.layout), epoch=pod.epoch, fingerprint=pod.fingerprint
+    )
+
+
 def pod_layout_from_pb(response: layout_pb2.GetLayoutResponse) -> PodLayout:
     return PodLayout(layout_from_pb(response.layout), Epoch(response.epoch), response.fingerprint)
+
+
+def pair_report_from_pb(response: decode_pb2.PairResponse) -> PairReport:
+    return PairReport(
+        agreed=response.agreed,
+        agreement_digest=response.agreement_digest,
+        prefill_epoch=Epoch(response.prefill_epoch),
+        mismatches=tuple(mismatch_from_pb(mismatch) for mismatch in response.mismatches),
+        canary_passed=response.canary_passed,
+        canary_s=response.canary_s,
+        components=moved_from_pb(response.components),
+        failure=failure_from_pb(response.failure) if response.HasField("failure") else None,
+    )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sluice.errors import SluiceError
 from sluice.layout.layout import Layout
+from sluice.layout.outcome import Mismatch
 from sluice.transfer.messages import Moved, Timings
 from sluice.types import AttemptId, Epoch, FinishReason, RequestId, Sampling
 
@@ -94,3 +96,17 @@ class PodLayout:
     layout: Layout
     epoch: Epoch
     fingerprint: str
+
+
+@dataclass(frozen=True)
+class PairReport:
+    """Answer of ``Decode.Pair``: handshake plus canary, in full. ``failure`` is the canary's."""
+
+    agreed: bool
+    agreement_digest: str
+    prefill_epoch: Epoch
+    mismatches: tuple[Mismatch, ...]
+    canary_passed: bool
+    canary_s: float
+    components: tuple[Moved, ...] = ()
+    failure: SluiceError | None = None

@@ -1,0 +1,177 @@
+"""One prompt from token ids to text: pairs, attempts, detokenising, stop strings."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from services.router.pairing import Lease, Pair, PairSource
+from sluice.errors import DeadlineExceeded, Overloaded, SluiceError
+from sluice.rpc.messages import Finished, GenerateCall, Tokens, Usage
+from sluice.telemetry.logging import get_logger
+from sluice.text.detokenize import Detokenizer
+from sluice.text.stop import StopMatcher
+from sluice.text.tokenizer import ModelTokenizer
+from sluice.types import AttemptId, FinishReason, RequestId, Sampling
+
+_SAME_PAIR_PAUSE_S = 0.1
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt of one body. ``deadline`` is event-loop time, the same for every attempt."""
+
+    request_id: RequestId
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    stops: tuple[str, ...]
+    deadline: float
+
+
+@dataclass(frozen=True)
+class End:
+    """How the answer ended. ``usage`` lacks cached tokens when ``partial``: a stop string cut it."""
+
+    reason: FinishReason
+    usage: Usage
+    partial: bool = False
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text that is safe to send, and the steps that made it. The last piece has an ``end``."""
+
+    text: str
+    steps: tuple[Tokens, ...]
+    end: End | None = None
+
+
+class TextGenerator:
+    """Runs jobs on pairs. Retries only while nothing has been handed out."""
+
+    def __init__(self, pairing: PairSource, tokenizer: ModelTokenizer, retries: int) -> None:
+        self._pairing = pairing
+        self._tokenizer = tokenizer
+        self._retries = retries
+
+    async def run(self, job: Job, *, hold: bool) -> AsyncGenerator[Piece]:
+        """Pieces of the answer. ``hold`` hands all of them out at the end, so that a failure at any
+        point can be tried again. Raises what the last attempt raised; closing cancels it at once."""
+        tried: list[Pair] = []
+        while True:
+            handed_out = False
+            held: list[Piece] = []
+            with self._pairing.lease(avoid=tried) as lease:
+                repeated = lease.pair in tried
+                try:
+                    async with aclosing(self._attempt(job, lease)) as pieces:
+                        async for piece in pieces:
+                            if hold:
+                                held.append(piece)
+                                continue
+                            handed_out = True
+                            yield piece
+                except SluiceError as error:
+                    self._pairing.suspect(lease.pair)
+                    tried.append(lease.pair)
+                    if handed_out or not self._may_retry(error, tried, repeated):
+                        raise
+                    _log.warning("attempt_retried", error=str(error), code=error.code)
+                    if not self._others(tried):
+                        await asyncio.sleep(_SAME_PAIR_PAUSE_S)
+                else:
+                    for piece in held:
+                        yield piece
+                    return
+
+    def _may_retry(self, error: SluiceError, tried: list[Pair], repeated: bool) -> bool:
+        if not error.retryable or len(tried) > self._retries or repeated:
+            return False
+        # A full pair stays full for longer than a retry takes; only another one can help.
+        return self._others(tried) or not isinstance(error, Overloaded)
+
+    def _others(self, tried: list[Pair]) -> bool:
+        return any(pair not in tried for pair in self._pairing.readiness().pairs)
+
+    async def _attempt(self, job: Job, lease: Lease) -> AsyncGenerator[Piece]:
+        call = self._call(job, lease.pair)
+        text = _TextCutter(self._tokenizer, job)
+        log = _log.bind(request_id=job.request_id, attempt_id=call.attempt_id)
+        log.info("attempt_started", decode=lease.pair.decode, prefill=lease.pair.prefill)
+        async with aclosing(lease.client.generate(call)) as events:
+            async for event in events:
+                if isinstance(event, Finished):
+                    log.info("attempt_finished", reason=event.reason.value)
+                    yield text.finish(End(event.reason, event.usage))
+                    return
+                lease.prefill_done()
+                piece = text.push(event)
+                if piece is not None:
+                    yield piece
+                    if piece.end is not None:
+                        log.info("attempt_finished", reason="stop_string")
+                        return
+
+    def _call(self, job: Job, pair: Pair) -> GenerateCall:
+        left_s = job.deadline - asyncio.get_running_loop().time()
+        if left_s <= 0:
+            raise DeadlineExceeded("time is up before an attempt could start", stage="pair")
+        return GenerateCall(
+            request_id=job.request_id,
+            attempt_id=AttemptId(uuid.uuid4().hex),
+            prefill_address=pair.prefill,
+            prompt=job.prompt,
+            sampling=job.sampling,
+            timeout_s=left_s,
+        )
+
+
+class _TextCutter:
+    """Steps in, pieces out, for one attempt."""
+
+    def __init__(self, tokenizer: ModelTokenizer, job: Job) -> None:
+        self._job = job
+        self._stop_ids = frozenset(job.sampling.stop_token_ids)
+        self._detokenizer = Detokenizer(tokenizer)
+        self._matcher = StopMatcher(job.stops)
+        self._waiting: list[Tokens] = []
+        self._counted = Usage(prompt_tokens=len(job.prompt), cached_tokens=0, completion_tokens=0)
+
+    def push(self, step: Tokens) -> Piece | None:
+        """A piece when there is text to send or a stop string ended the answer, else None."""
+        self._waiting.append(step)
+        self._count(step)
+        matched = self._matcher.push(self._detokenizer.push(self._visible(step)))
+        if matched.stop is not None:
+            end = End(FinishReason.STOP, self._counted, partial=True)
+            return self._piece(matched.text, end)
+        return self._piece(matched.text) if matched.text else None
+
+    def finish(self, end: End) -> Piece:
+        """The last piece: what was held back, which may itself hold a stop string's end."""
+        matched = self._matcher.push(self._detokenizer.finish())
+        if matched.stop is not None:
+            return self._piece(matched.text, replace(end, reason=FinishReason.STOP))
+        return self._piece(matched.text + self._matcher.finish(), end)
+
+    def _visible(self, step: Tokens) -> tuple[int, ...]:
+        """A stop token ends the answer and is no part of its text."""
+        ids = step.token_ids
+        return ids[:-1] if ids and ids[-1] in self._stop_ids else ids
+
+    def _piece(self, text: str, end: End | None = None) -> Piece:
+        steps, self._waiting = tuple(self._waiting), []
+        return Piece(text, steps, end)
+
+    def _count(self, step: Tokens) -> None:
+        drafted = step.accepted_drafts is not None
+        self._counted = replace(
+            self._counted,
+            completion_tokens=self._counted.completion_tokens + len(step.token_ids),
+            verify_steps=self._counted.verify_steps + drafted,
+            accepted_drafts=self._counted.accepted_drafts + (step.accepted_drafts or 0),
+        )

@@ -1,0 +1,55 @@
+"""Settings of the router, from ``SLUICE_ROUTER_*`` environment variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from services.environment import refuse_unknown, split_address, split_addresses
+
+PREFIX = "SLUICE_ROUTER_"
+Addresses = Annotated[tuple[str, ...], NoDecode]
+
+
+class RouterSettings(BaseSettings):
+    """All the router needs to know. Times are seconds."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, protected_namespaces=())
+
+    model_dir: Path  # only its tokenizer and eos ids are read
+    model_name: str = ""  # as clients call it; the folder's name when empty
+    listen: str = "127.0.0.1:8000"
+    decodes: Addresses = Field(min_length=1)
+    prefills: Addresses = ()  # empty = every prefill that a decode pod has agreed with
+    timeout_s: float = Field(default=120.0, gt=0)  # of a request that states none
+    max_timeout_s: float = Field(default=600.0, gt=0)
+    retries: int = Field(default=1, ge=0)
+    max_prompts: int = Field(default=16, ge=1)  # prompts in one body
+    refresh_s: float = Field(default=1.0, gt=0)  # how often decode pods are asked for their status
+    drain_s: float = Field(default=5.0, ge=0)
+    log_level: str = "info"
+
+    @field_validator("decodes", "prefills", mode="before")
+    @classmethod
+    def _comma_list(cls, value: Any) -> Any:
+        return split_addresses(value) if isinstance(value, str) else value
+
+    @field_validator("listen")
+    @classmethod
+    def _host_and_port(cls, value: str) -> str:
+        split_address(value)
+        return value
+
+    @property
+    def served_name(self) -> str:
+        return self.model_name or self.model_dir.resolve().name
+
+
+def load_settings(environ: Mapping[str, str]) -> RouterSettings:
+    """Read and check. Raises `ConfigError` on unknown names, pydantic's error on bad values."""
+    refuse_unknown(environ, PREFIX, RouterSettings.model_fields)
+    return RouterSettings()
