@@ -86,6 +86,14 @@ class Ledger:
     def items(self, slot: int) -> frozenset[int]:
         return frozenset(self._account(slot).items)
 
+    def check_listed(self, slot: int, items: Sequence[int]) -> None:
+        """A request's own table lists each item it holds once. Raises ``PoolError``."""
+        if sorted(items) != sorted(self._account(slot).items):
+            raise PoolError(
+                f"{self.space.value}: slot {slot} lists items {sorted(items)} and "
+                f"holds {sorted(self._account(slot).items)}"
+            )
+
     def check(self) -> None:
         """Every item in use has exactly one owner, in the matching state. Raises ``PoolError``."""
         self.allocator.check()

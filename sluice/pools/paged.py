@@ -83,7 +83,4 @@ class PagePool:
         """Books balance, and each open request's table lists exactly the pages it holds."""
         self._ledger.check()
         for one in tables:
-            assert frozenset(one.pages) == self._ledger.items(one.slot), (
-                f"pages of {one.request_id}"
-            )
-            assert len(set(one.pages)) == len(one.pages), f"a page twice in {one.request_id}"
+            self._ledger.check_listed(one.slot, one.pages)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from sluice.errors import PoolError
 from sluice.layout.component import Component, Space
 from sluice.pools.allocator import ItemState, PageAllocator
 from sluice.pools.base import Occupancy, RequestTables
@@ -78,4 +79,5 @@ class SlotPool:
             for slot in range(1, self._allocator.total + 1)
             if self._allocator.state(slot) is not ItemState.FREE
         ]
-        assert slots == in_use, f"slots of open requests {slots}, slots in use {in_use}"
+        if slots != in_use:
+            raise PoolError(f"open requests have slots {slots}, slots in use are {in_use}")
