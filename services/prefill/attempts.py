@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from services.prefill.peers import DecodePeer
-from sluice.engine.facade import ChunkReady, EngineFacade, PrefillOutcome
-from sluice.errors import Aborted, BadRequest, DeadlineExceeded, as_sluice_error
+from sluice.engine.facade import EngineFacade
+from sluice.engine.outputs import ChunkReady, PrefillOutcome
+from sluice.errors import Aborted, BadRequest, DeadlineExceeded, SluiceError, as_sluice_error
 from sluice.layout.span import span
 from sluice.pools.base import RequestTables, StateMemory
 from sluice.telemetry.logging import get_logger
@@ -106,36 +108,37 @@ class Attempts:
             self.revoke_soon(attempt_id)
             raise
         except Exception as error:
-            await self._settle(attempt, AttemptEvent.FAIL)
+            await self._settled(attempt, AttemptEvent.FAIL)
             raise as_sluice_error(error, stage="prefill") from error
         if not attempt.machine.can(AttemptEvent.COMPLETE):  # revoked while the last handle settled
             await attempt.ended.wait()
             raise Aborted(f"attempt {attempt_id} was revoked", stage="prefill")
-        attempt.machine.apply(AttemptEvent.COMPLETE)
-        await self._end(attempt)
+        await self._settled(attempt, AttemptEvent.COMPLETE)
         return complete
 
     async def revoke(self, attempt_id: AttemptId) -> None:
         """Stop writing; returns when nothing of this attempt can be written any more. Idempotent."""
         attempt = self._live.get(attempt_id)
         if attempt is not None:
-            await self._settle(attempt, AttemptEvent.REVOKE)
+            await self._settled(attempt, AttemptEvent.REVOKE)
 
     def revoke_soon(self, attempt_id: AttemptId) -> None:
         """The same in the background, for a stream that broke: nobody is left to hear the answer."""
-        task = asyncio.create_task(self.revoke(attempt_id))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        attempt = self._live.get(attempt_id)
+        if attempt is not None:
+            self._settle_soon(attempt, AttemptEvent.REVOKE)
 
     async def drain(self, timeout_s: float) -> None:
         """At shutdown: let running attempts finish, then revoke what is left."""
-        deadline = time.monotonic() + timeout_s
-        while self._live and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
+        await self._wait_ended(timeout_s)
         for attempt_id in list(self._live):
             self.revoke_soon(attempt_id)
-        if self._background:
-            await asyncio.wait(self._background, timeout=timeout_s)
+        await self._wait_ended(timeout_s)
+
+    async def _wait_ended(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*(attempt.ended.wait() for attempt in self._live.values()))
 
     async def _serve(self, attempt: _Attempt) -> AttemptComplete:
         start = attempt.start
@@ -212,13 +215,24 @@ class Attempts:
             for item in attempt.sender.sent()
         ]
 
-    async def _settle(self, attempt: _Attempt, event: AttemptEvent) -> None:
-        """Revoke, wait for posted handles, free. Whoever comes second waits for whoever came first."""
+    async def _settled(self, attempt: _Attempt, event: AttemptEvent) -> None:
+        self._settle_soon(attempt, event)
+        await attempt.ended.wait()
+
+    def _settle_soon(self, attempt: _Attempt, event: AttemptEvent) -> None:
+        """Settle in a task of its own, so that no caller's cancellation can stop it halfway. First event wins."""
         if not attempt.machine.can(event):
-            await attempt.ended.wait()
             return
         attempt.machine.apply(event)
-        await self._engine.abort(RequestId(attempt.start.attempt_id))
+        settle = self._end if event is AttemptEvent.COMPLETE else self._drain_one
+        task = asyncio.create_task(settle(attempt))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _drain_one(self, attempt: _Attempt) -> None:
+        """Compute nothing more, post nothing more, wait for posted handles, free."""
+        with contextlib.suppress(SluiceError):  # a dead engine computes nothing either
+            await self._engine.abort(RequestId(attempt.start.attempt_id))
         await attempt.sender.revoke()
         if attempt.task is not None:
             attempt.task.cancel()
@@ -228,7 +242,8 @@ class Attempts:
 
     async def _end(self, attempt: _Attempt) -> None:
         attempt_id = attempt.start.attempt_id
-        await self._engine.release(RequestId(attempt_id))
+        with contextlib.suppress(SluiceError):
+            await self._engine.release(RequestId(attempt_id))
         del self._live[attempt_id]
         self._remember(attempt_id)
         attempt.peer.attempts.discard(attempt_id)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sluice.errors import StaleEpoch
-from sluice.layout.component import Component
 from sluice.layout.layout import Layout
 from sluice.layout.negotiate import Agreement, Refusal, negotiate
 from sluice.pools.base import Region
@@ -72,7 +70,7 @@ class Peers:
         async with self._pairing.setdefault(epoch, asyncio.Lock()):
             if epoch not in self._peers:
                 link = await self._connect(endpoint)
-                route = self._route(outcome, layout, endpoint, link)
+                route = Route(link, outcome.plans, self._regions, endpoint.regions)
                 self._peers[epoch] = DecodePeer(epoch, outcome, route, time.monotonic())
                 log.info("pair_agreed", decode_epoch=epoch, agreement=outcome.digest)
         del self._pairing[epoch]
@@ -114,17 +112,3 @@ class Peers:
     async def _connect(self, endpoint: Endpoint) -> Link:
         async with asyncio.timeout(self._connect_timeout_s):
             return await asyncio.wrap_future(self._worker.connect(endpoint))
-
-    def _route(
-        self, agreement: Agreement, layout: Layout, endpoint: Endpoint, link: Link
-    ) -> Route:
-        targets: Mapping[str, Component] = {
-            name: layout.component(name) for name in agreement.components
-        }
-        return Route(
-            link=link,
-            source_components=tuple(self._layout.component(n) for n in agreement.components),
-            target_components=targets,
-            source_regions=self._regions,
-            target_regions=endpoint.regions,
-        )

@@ -1,11 +1,11 @@
 """The two state machines of an attempt: decode's grant and prefill's use of it. Items are freed in SETTLED only.
 
-    decode    ISSUED --complete/failed--> SETTLED          every write is known to have ended
-              ISSUED --abort--> REVOKING --drained--> SETTLED
-              ISSUED/REVOKING --lost--> QUARANTINED --drained/gone--> SETTLED
+decode    ISSUED --complete/failed--> SETTLED          every write is known to have ended
+          ISSUED --abort--> REVOKING --drained--> SETTLED
+          ISSUED/REVOKING --lost--> QUARANTINED --drained/gone--> SETTLED
 
-    prefill   RUNNING --complete--> ENDED                  every handle is done
-              RUNNING --revoke/fail--> DRAINING --settled--> ENDED
+prefill   RUNNING --complete--> ENDED                  every handle is done
+          RUNNING --revoke/fail--> DRAINING --settled--> ENDED
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ Event = TypeVar("Event", bound=Enum)
 class StateMachine(Generic[State, Event]):
     """One current state and the one table of legal moves; anything else raises ``IllegalTransition``."""
 
-    def __init__(
-        self, name: str, start: State, table: Mapping[tuple[State, Event], State]
-    ) -> None:
+    def __init__(self, name: str, start: State, table: Mapping[tuple[State, Event], State]) -> None:
         self._name = name
         self._state = start
         self._table = table

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from sluice.errors import SpanMismatch, TransferFailed
 from sluice.layout.component import Component, Coverage
+from sluice.layout.outcome import ComponentPlan
 from sluice.layout.span import (
     Run,
     Tables,
@@ -38,8 +39,7 @@ class Route:
     """What is fixed for every attempt between one pair: agreed components, both sides' regions, the link."""
 
     link: Link
-    source_components: tuple[Component, ...]
-    target_components: Mapping[str, Component]
+    plans: tuple[ComponentPlan, ...]
     source_regions: tuple[Region, ...]
     target_regions: tuple[Region, ...]
 
@@ -74,19 +74,21 @@ class Sender:
         self._withhold = withhold
         self._lock = threading.Lock()
         self._revoked = False
-        self._sent_rows = {component.name: 0 for component in route.source_components}
+        self._sources = tuple(plan.prefill for plan in route.plans)
+        self._targets = {plan.name: plan.decode for plan in route.plans}
+        self._sent_rows = {component.name: 0 for component in self._sources}
         self._tickets: list[Ticket] = []
         self._check_grants()
 
     def _check_grants(self) -> None:
-        agreed = [component.name for component in self._route.source_components]
+        agreed = [plan.name for plan in self._route.plans]
         if set(agreed) != set(self._grants):
             raise SpanMismatch(
                 f"grant names {sorted(self._grants)}, agreement names {sorted(agreed)}",
                 stage="grant",
                 remedy="both pods must use the agreement of the same handshake",
             )
-        for component in self._route.source_components:
+        for component in self._sources:
             expected = len(live_ordinals(component, self._length, self._have))
             granted = count_rows(self._grants[component.name])
             if expected != granted:
@@ -101,7 +103,7 @@ class Sender:
     ) -> None:
         """Submit what positions ``start .. stop`` made final; on the last chunk everything that is left."""
         writes: list[Write] = []
-        for component in self._route.source_components:
+        for component in self._sources:
             writes += self._writes(component, tables, start, stop, final)
         with self._lock:
             if self._revoked or not writes:
@@ -129,7 +131,7 @@ class Sender:
         self._sent_rows[component.name] += count_rows(source)
         return plan_writes(
             component,
-            self._route.target_components[component.name],
+            self._targets[component.name],
             source,
             granted,
             self._route.source_regions,
@@ -140,7 +142,7 @@ class Sender:
         """Wait until every byte is visible at the peer; raises the first ticket's typed error."""
         for ticket in self._tickets:
             await asyncio.wrap_future(ticket.future)
-        for component in self._route.source_components:
+        for component in self._sources:
             sent, due = self._sent_rows[component.name], self._due_rows(component)
             if sent != due:
                 raise TransferFailed(
@@ -164,7 +166,7 @@ class Sender:
                 self._sent_rows[component.name],
                 self._sent_rows[component.name] * component.bytes_per_row,
             )
-            for component in self._route.source_components
+            for component in self._sources
         )
 
     def _due_rows(self, component: Component) -> int:

@@ -1,0 +1,76 @@
+"""Composes a decode pod and runs it: pod, peers, attempts, server; drained in the reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.decode.attempts import Attempts
+from services.decode.canary import Canary
+from services.decode.peers import Peers
+from services.decode.readiness import Readiness
+from services.decode.servicer import DecodeServicer
+from services.decode.settings import DecodeSettings
+from services.pod import open_pod, stop_on_signals
+from sluice.rpc.server import RpcServer, ServerConfig
+from sluice.telemetry.logging import get_logger
+from sluice.types import Role
+from sluice.v1 import decode_pb2_grpc
+
+log = get_logger(__name__)
+SERVICE = "sluice.v1.Decode"
+LAYOUT = "sluice.layout"  # health: at least one prefill has agreed and its canary passed
+_WATCH_EVERY_S = 1.0
+
+
+async def serve(settings: DecodeSettings) -> None:
+    """Run until SIGTERM or SIGINT, then drain: streams first, then what they still hold, the port last."""
+    stopping = asyncio.Event()
+    async with open_pod(settings, Role.DECODE) as pod:
+        peers = Peers(
+            pod.info.layout,
+            pod.epoch,
+            pod.endpoint,
+            allow_missing_draft=settings.allow_missing_draft,
+        )
+        attempts = Attempts(
+            pod.engine,
+            pod.memory,
+            peers,
+            pod.epoch,
+            pod.faults,
+            want_digests=settings.verify_digests,
+        )
+        canary = Canary(attempts, pod.info.layout)
+        peers.prove = canary.run
+        readiness = Readiness(pod, peers, settings.max_quarantined_share)
+        servicer = DecodeServicer(pod.info, peers, attempts, pod.engine, readiness, canary)
+        server = RpcServer(
+            ServerConfig(settings.listen),
+            lambda grpc: decode_pb2_grpc.add_DecodeServicer_to_server(servicer, grpc),
+            (SERVICE,),
+            (LAYOUT,),
+        )
+        await server.start()
+        for address in settings.peer_addresses():
+            peers.add(address)
+        watch = asyncio.create_task(_watch(peers, readiness, server))
+        log.info("listening", address=server.address, epoch=pod.epoch)
+        with stop_on_signals(stopping.set):
+            await stopping.wait()
+        watch.cancel()
+        readiness.draining = True
+        await server.set_serving(SERVICE, False)
+        await attempts.drain(settings.drain_s)
+        await server.stop()
+        await peers.close()
+
+
+async def _watch(peers: Peers, readiness: Readiness, server: RpcServer) -> None:
+    """Keep health true: at once when a pairing changes, and every second for what nobody reports."""
+    while True:
+        state = await readiness.refresh()
+        await server.set_serving(SERVICE, state.ready)
+        await server.set_serving(LAYOUT, state.paired)
+        if not state.alive:
+            await server.set_serving("", False)  # only a restart helps
+        await peers.changed(_WATCH_EVERY_S)

@@ -1,0 +1,314 @@
+"""The life of an attempt on decode: reserve, grant, wait for proof that state arrived, adopt, stream, give back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from services.decode.peers import Held, Peer, Peers
+from sluice.engine.facade import EngineFacade
+from sluice.engine.outputs import Reservation
+from sluice.engine.streams import TokenStream
+from sluice.errors import (
+    Aborted,
+    DeadlineExceeded,
+    DigestMismatch,
+    PeerLost,
+    SluiceError,
+    SpanMismatch,
+    StaleEpoch,
+)
+from sluice.layout.span import count_rows, span
+from sluice.pools.base import StateMemory
+from sluice.rpc.messages import Finished, GenerateCall, Tokens, Usage
+from sluice.rpc.prefill_link import AttemptStream
+from sluice.telemetry.logging import get_logger
+from sluice.transfer.digest import digest_rows
+from sluice.transfer.faults import FaultPoint, Faults
+from sluice.transfer.grant import GrantEvent, GrantState, StateMachine, new_grant
+from sluice.transfer.messages import AttemptComplete, AttemptStart, ComponentGrant
+from sluice.types import Epoch, FinishReason, Request, RequestId, TokenEvent
+
+log = get_logger(__name__)
+_DRAIN_TIMEOUT_S = 2.0  # how long an abort waits for Drained before the rows are quarantined
+
+
+@dataclass
+class _Attempt:
+    call: GenerateCall
+    peer: Peer
+    epoch: Epoch
+    deadline_s: float  # monotonic
+    reservation: Reservation
+    grant: StateMachine[GrantState, GrantEvent]
+    stream: AttemptStream | None = None
+
+    @property
+    def engine_id(self) -> RequestId:
+        return self.reservation.request.request_id
+
+    def left_s(self) -> float:
+        return max(0.0, self.deadline_s - time.monotonic())
+
+
+class Attempts:
+    """Owns every attempt of this pod. All methods run on the event loop.
+
+    Rows of a reservation are given back in exactly one of three ways: by the engine when an adopted request ends,
+    here when the grant is settled, or by ``Peers`` when a quarantine ends.
+    """
+
+    def __init__(
+        self,
+        engine: EngineFacade,
+        memory: StateMemory,
+        peers: Peers,
+        epoch: Epoch,
+        faults: Faults,
+        *,
+        want_digests: bool,
+    ) -> None:
+        self._engine = engine
+        self._memory = memory
+        self._peers = peers
+        self._epoch = epoch
+        self._faults = faults
+        self._want_digests = want_digests
+        self._background: set[asyncio.Task[None]] = set()
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def generate(self, call: GenerateCall) -> AsyncGenerator[Tokens | Finished]:
+        """Stream one request. Closing the iterator aborts it on both pods; errors are typed."""
+        self._running += 1
+        self._idle.clear()
+        try:
+            attempt = await self._reserve(call)
+            complete = await self._prefilled(attempt)
+            await self._faults.reach(FaultPoint.DECODE_ADOPTED)
+            async for message in self._stream(attempt, complete):
+                yield message
+        finally:
+            self._running -= 1
+            if self._running == 0:
+                self._idle.set()
+
+    async def canary(self, call: GenerateCall) -> AttemptComplete:
+        """Move every component for a synthetic prompt and prove it, without decoding."""
+        attempt = await self._reserve(call)
+        complete = await self._prefilled(attempt)
+        await self._engine.release(attempt.engine_id)
+        return complete
+
+    async def drain(self, timeout_s: float) -> None:
+        """At shutdown: let streams finish, then wait for what they left behind."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+                if self._background:
+                    await asyncio.wait(self._background)
+
+    # -- before the state has arrived -----------------------------------------------------------------------
+
+    async def _reserve(self, call: GenerateCall) -> _Attempt:
+        deadline_s = time.monotonic() + call.timeout_s
+        peer = self._peers.require(call.prefill_address)
+        await self._faults.reach(FaultPoint.DECODE_QUEUED)
+        request = Request(RequestId(call.attempt_id), call.prompt, call.sampling)
+        reservation = await self._engine.reserve(request, call.timeout_s)
+        return _Attempt(call, peer, peer.epoch, deadline_s, reservation, new_grant(call.attempt_id))
+
+    async def _prefilled(self, attempt: _Attempt) -> AttemptComplete:
+        """Returns with the grant settled and the state proven; on any error the rows are wound down."""
+        try:
+            async with asyncio.timeout(attempt.left_s()):
+                await self._faults.reach(FaultPoint.DECODE_GRANTED)
+                complete = await self._run(attempt)
+                await self._prove(attempt, complete)
+                return complete
+        except BaseException as error:
+            # In the background: the client's answer must not wait for the peer to drain.
+            self._spawn_wind_down(attempt)
+            if isinstance(error, TimeoutError):
+                raise self._late(attempt, "prefill") from error
+            raise
+
+    async def _run(self, attempt: _Attempt) -> AttemptComplete:
+        """Open the stream and wait for Complete, for a settled failure, or for the peer to be lost."""
+        if attempt.epoch != attempt.peer.epoch or attempt.peer.agreement is None:
+            raise StaleEpoch(f"prefill {attempt.peer.address} changed", stage="grant")
+        start = self._start(attempt, attempt.peer.agreement.digest)
+        attempt.stream = attempt.peer.link.run(start, attempt.left_s() + _DRAIN_TIMEOUT_S)
+        answer = await self._outcome_or_lost(attempt.stream, attempt.peer)
+        if isinstance(answer, SluiceError):
+            attempt.grant.apply(GrantEvent.FAILED)
+            raise answer
+        if answer is None:
+            raise Aborted("prefill drained an attempt that nobody aborted", stage="transfer")
+        if (answer.attempt_id, answer.prefill_epoch) != (attempt.call.attempt_id, attempt.epoch):
+            raise StaleEpoch(
+                f"Complete is for {answer.attempt_id} of epoch {answer.prefill_epoch}, "
+                f"expected {attempt.call.attempt_id} of {attempt.epoch}",
+                stage="transfer",
+            )
+        attempt.grant.apply(GrantEvent.COMPLETE)
+        return answer
+
+    async def _outcome_or_lost(
+        self, stream: AttemptStream, peer: Peer
+    ) -> AttemptComplete | SluiceError | None:
+        outcome = asyncio.create_task(stream.outcome())
+        lost = asyncio.create_task(peer.lost.wait())
+        try:
+            await asyncio.wait([outcome, lost], return_when=asyncio.FIRST_COMPLETED)
+            if outcome.done():
+                return outcome.result()
+            raise PeerLost(f"prefill {peer.address} was lost: {peer.reason}", stage="transfer")
+        finally:
+            outcome.cancel()
+            lost.cancel()
+
+    def _start(self, attempt: _Attempt, agreement_digest: str) -> AttemptStart:
+        call, tables = attempt.call, attempt.reservation.tables
+        return AttemptStart(
+            attempt_id=call.attempt_id,
+            request_id=call.request_id,
+            decode_epoch=self._epoch,
+            prefill_epoch=attempt.epoch,
+            agreement_digest=agreement_digest,
+            prompt=call.prompt,
+            sampling=call.sampling,
+            timeout_s=attempt.left_s(),
+            have_tokens=0,
+            grants=tuple(
+                ComponentGrant(name, span(self._memory.component(name), tables, len(call.prompt)))
+                for name in self._agreed(attempt)
+            ),
+            want_digests=self._want_digests,
+        )
+
+    def _agreed(self, attempt: _Attempt) -> tuple[str, ...]:
+        agreement = attempt.peer.agreement
+        return agreement.components if agreement is not None else ()
+
+    async def _prove(self, attempt: _Attempt, complete: AttemptComplete) -> None:
+        """Every row of every granted component arrived, and (when asked for) its bytes are the ones sent."""
+        moved = {item.component: item for item in complete.components}
+        tables, length = attempt.reservation.tables, len(attempt.call.prompt)
+        for name in self._agreed(attempt):
+            if name in self._faults.withhold:
+                continue
+            component = self._memory.component(name)
+            runs = span(component, tables, length)
+            rows = moved[name].rows if name in moved else 0
+            if rows != count_rows(runs):
+                raise SpanMismatch(
+                    f"{name}: {rows} rows were sent, {count_rows(runs)} granted", stage="transfer"
+                )
+            if not self._want_digests:
+                continue
+            digest = await asyncio.to_thread(digest_rows, self._memory, component, runs)
+            if digest != moved[name].digest:
+                raise DigestMismatch(
+                    f"{name}: sent {moved[name].digest.hex()}, received {digest.hex()}",
+                    stage="transfer",
+                    remedy="the bytes changed on the way; check the transport of this pair",
+                )
+
+    # -- winding down ---------------------------------------------------------------------------------------
+
+    def _spawn_wind_down(self, attempt: _Attempt) -> None:
+        task = asyncio.create_task(self._wind_down(attempt))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _wind_down(self, attempt: _Attempt) -> None:
+        """Give the rows back, or quarantine them while the peer may still write."""
+        if attempt.stream is None:  # Start was never said: nobody may write
+            attempt.grant.apply(GrantEvent.FAILED)
+        elif attempt.grant.state is GrantState.ISSUED:
+            await self._abort(attempt, attempt.stream)
+        if attempt.stream is not None:
+            attempt.stream.cancel()
+        if attempt.grant.state is GrantState.SETTLED:
+            await self._engine.release(attempt.engine_id)
+            return
+        await self._engine.quarantine(attempt.engine_id)
+        self._peers.hold(
+            attempt.peer,
+            attempt.call.attempt_id,
+            Held(
+                attempt.grant,
+                attempt.epoch,
+                lambda: self._engine.release(attempt.engine_id),
+            ),
+        )
+
+    async def _abort(self, attempt: _Attempt, stream: AttemptStream) -> None:
+        attempt.grant.apply(GrantEvent.ABORT)
+        with contextlib.suppress(SluiceError, TimeoutError):
+            async with asyncio.timeout(_DRAIN_TIMEOUT_S):
+                answer = await stream.abort("decode gave up")
+                if answer is None:
+                    attempt.grant.apply(GrantEvent.DRAINED)
+                elif isinstance(answer, SluiceError):
+                    attempt.grant.apply(GrantEvent.FAILED)
+                else:
+                    attempt.grant.apply(GrantEvent.COMPLETE)
+
+    # -- after the state has arrived ------------------------------------------------------------------------
+
+    async def _stream(
+        self, attempt: _Attempt, complete: AttemptComplete
+    ) -> AsyncGenerator[Tokens | Finished]:
+        agreement = attempt.peer.agreement
+        draft_valid = agreement is None or agreement.draft_valid
+        events = self._engine.adopt(attempt.engine_id, complete.first_token, draft_valid)
+        tokens = steps = accepted = 0
+        try:
+            while True:
+                event = await self._next_event(attempt, events)
+                tokens += len(event.token_ids)
+                steps += event.accepted_drafts is not None
+                accepted += event.accepted_drafts or 0
+                yield Tokens(event.token_ids, event.accepted_drafts)
+                if event.finish_reason is not None:
+                    usage = self._usage(complete, tokens, steps, accepted)
+                    yield Finished(self._reason(event.finish_reason), usage)
+                    return
+        finally:
+            await events.aclose()
+
+    async def _next_event(self, attempt: _Attempt, events: TokenStream) -> TokenEvent:
+        try:
+            async with asyncio.timeout(attempt.left_s()):
+                return await anext(events)
+        except TimeoutError as error:
+            raise self._late(attempt, "decode") from error
+
+    def _reason(self, reason: FinishReason) -> FinishReason:
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            return reason
+        raise Aborted("the request was aborted while decoding", stage="decode")
+
+    def _usage(self, complete: AttemptComplete, tokens: int, steps: int, accepted: int) -> Usage:
+        return Usage(
+            prompt_tokens=complete.prompt_tokens,
+            cached_tokens=complete.cached_tokens,
+            completion_tokens=tokens,
+            verify_steps=steps,
+            accepted_drafts=accepted,
+            timings=complete.timings,
+            components=complete.components,
+        )
+
+    def _late(self, attempt: _Attempt, stage: str) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"not done within {attempt.call.timeout_s:.1f} s",
+            stage=stage,
+            remedy="raise the request's timeout or add capacity",
+        )

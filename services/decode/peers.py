@@ -1,0 +1,307 @@
+"""The prefill pods a decode pod may use: handshake, heartbeat, epoch, and quarantine of what they may write."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from sluice.errors import LayoutRefused, NotReady, PeerLost, SluiceError
+from sluice.layout.layout import Layout
+from sluice.layout.negotiate import Agreement, Refusal, negotiate
+from sluice.rpc.messages import PeerStatus
+from sluice.rpc.prefill_link import PrefillLink
+from sluice.telemetry.logging import get_logger
+from sluice.transfer.grant import GrantEvent, GrantState, StateMachine
+from sluice.transfer.plane import Endpoint
+from sluice.types import AttemptId, Epoch
+
+log = get_logger(__name__)
+Prove = Callable[[str], Awaitable[object]]
+_NO_EPOCH = Epoch("")
+
+
+class PeerState(Enum):
+    CONNECTING = "connecting"
+    AGREED = "agreed"
+    REFUSED = "refused"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class PeerTimes:
+    """How fast a peer's death shows. Two missed pings make a peer lost: about 2 s for one that hangs."""
+
+    ping_every_s: float = 0.5
+    ping_timeout_s: float = 1.0
+    missed_pings: int = 2
+    handshake_timeout_s: float = 15.0
+    retry_s: float = 0.5
+    gone_for_s: float = (
+        1.0  # refused connections this long: the process is gone, and so are its bytes in flight
+    )
+
+
+@dataclass
+class Held:
+    """A grant whose writer has not been heard of: its rows stay out of use until it drained or is gone."""
+
+    grant: StateMachine[GrantState, GrantEvent]
+    epoch: Epoch
+    release: Callable[[], Awaitable[None]]
+
+
+@dataclass
+class Peer:
+    """One prefill address. ``lost`` is set when attempts on it can't succeed any more."""
+
+    address: str
+    link: PrefillLink
+    state: PeerState = PeerState.CONNECTING
+    reason: str = "no handshake yet"
+    epoch: Epoch = _NO_EPOCH
+    agreement: Agreement | None = None
+    held: dict[AttemptId, Held] = field(default_factory=dict)
+    proven: bool = False  # its canary passed in this epoch
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def status(self) -> PeerStatus:
+        return PeerStatus(
+            address=self.address,
+            epoch=self.epoch,
+            state=self.state.value,
+            reason=self.reason,
+            agreement_digest=self.agreement.digest if self.agreement else "",
+            quarantined_attempts=len(self.held),
+        )
+
+
+class Peers:
+    """Owns the pairings of this pod: one keeper task an address. All methods run on the event loop."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        epoch: Epoch,
+        endpoint: Endpoint,
+        *,
+        allow_missing_draft: bool,
+        times: PeerTimes | None = None,
+    ) -> None:
+        self._layout = layout
+        self._epoch = epoch
+        self._endpoint = endpoint
+        self._allow_missing_draft = allow_missing_draft
+        self._times = times or PeerTimes()
+        self._peers: dict[str, Peer] = {}
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._change = asyncio.Event()
+        self.prove: Prove | None = None  # the canary; set once, before the first ``add``
+
+    def add(self, address: str) -> Peer:
+        """Start to keep a pairing with this address; idempotent."""
+        if address not in self._peers:
+            peer = Peer(address, PrefillLink(address))
+            self._peers[address] = peer
+            self._keepers[address] = asyncio.create_task(self._keep(peer))
+        return self._peers[address]
+
+    async def close(self) -> None:
+        for keeper in self._keepers.values():
+            keeper.cancel()
+        await asyncio.gather(*self._keepers.values(), return_exceptions=True)
+        for peer in self._peers.values():
+            await peer.link.close()
+
+    def all(self) -> tuple[Peer, ...]:
+        return tuple(self._peers.values())
+
+    def paired(self) -> bool:
+        """At least one prefill has agreed and its canary passed."""
+        return any(p.proven and p.state is PeerState.AGREED for p in self._peers.values())
+
+    def epoch_of(self, address: str) -> Epoch:
+        return self._peers[address].epoch
+
+    async def changed(self, timeout_s: float) -> None:
+        """Wait until any peer's state changed, at most ``timeout_s``."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._change.wait()
+        self._change.clear()
+
+    def require(self, address: str) -> Peer:
+        """The agreed peer at this address. Raises ``NotReady`` or ``LayoutRefused`` with the reason."""
+        peer = self._peers.get(address)
+        if peer is None:
+            raise NotReady(
+                f"no pairing with prefill {address!r}",
+                stage="pairing",
+                remedy="add it to the decode pod's peers",
+            )
+        if peer.state is PeerState.REFUSED:
+            raise LayoutRefused(f"{address}: {peer.reason}", stage="pairing")
+        if peer.state is not PeerState.AGREED:
+            raise NotReady(
+                f"prefill {address} is {peer.state.value}: {peer.reason}", stage="pairing"
+            )
+        return peer
+
+    async def negotiated(self, address: str, timeout_s: float) -> Agreement | Refusal:
+        """Run the handshake now, for ``Pair``: the outcome with every mismatch."""
+        peer = self.add(address)
+        async with asyncio.timeout(timeout_s):
+            return await self._handshake(peer)
+
+    async def _keep(self, peer: Peer) -> None:
+        """Handshake, then ping until the peer is lost or restarted; for ever."""
+        while True:
+            try:
+                outcome = await self._handshake(peer)
+                if isinstance(outcome, Agreement):
+                    await self._prove(peer)
+                    await self._watch(peer)
+            except (SluiceError, TimeoutError) as error:
+                self._set(peer, PeerState.LOST, str(error) or "handshake timed out")
+                await self._release_if_gone(peer)
+            except (
+                Exception
+            ) as error:  # a bug must show in the status, and must not stop the keeper
+                log.exception("keeper_failed", peer=peer.address)
+                self._set(peer, PeerState.LOST, f"{type(error).__name__}: {error}")
+            await asyncio.sleep(self._times.retry_s)
+
+    async def _handshake(self, peer: Peer) -> Agreement | Refusal:
+        answer = await peer.link.handshake(
+            self._layout,
+            self._epoch,
+            self._endpoint,
+            allow_missing_draft=self._allow_missing_draft,
+            timeout_s=self._times.handshake_timeout_s,
+        )
+        await self._settle_older(peer, answer.epoch)
+        peer.epoch = answer.epoch
+        outcome = negotiate(
+            answer.layout, self._layout, allow_missing_draft=self._allow_missing_draft
+        )
+        if isinstance(outcome, Refusal):
+            peer.agreement = None
+            self._set(peer, PeerState.REFUSED, outcome.summary())
+        elif outcome.digest != answer.agreement_digest:
+            peer.agreement = None
+            reason = (
+                f"prefill agreed on {answer.agreement_digest or 'nothing'}, "
+                f"this pod on {outcome.digest}: the two run different gates"
+            )
+            self._set(peer, PeerState.REFUSED, reason)
+            raise LayoutRefused(reason, stage="handshake", remedy="run one version on both pods")
+        else:
+            peer.agreement = outcome
+            peer.lost = asyncio.Event()
+            self._set(peer, PeerState.AGREED, "")
+        return outcome
+
+    async def _prove(self, peer: Peer) -> None:
+        """Readiness counts a peer only after every component really crossed."""
+        if self.prove is not None and not peer.proven:
+            await self.prove(peer.address)
+        peer.proven = True
+        self._change.set()
+
+    async def _watch(self, peer: Peer) -> None:
+        """Ping until something ends the pairing; raises ``PeerLost``. Returns when a new handshake is due."""
+        missed = 0
+        while True:
+            await asyncio.sleep(self._times.ping_every_s)
+            try:
+                answer = await peer.link.ping(self._epoch, self._times.ping_timeout_s)
+            except SluiceError as error:
+                missed += 1
+                if missed >= self._times.missed_pings or await self._refused(peer.address):
+                    raise PeerLost(f"no answer to {missed} pings: {error}", stage="peer") from error
+                continue
+            missed = 0
+            if answer.epoch != peer.epoch:
+                self._set(peer, PeerState.LOST, "the prefill process restarted")
+                return
+            if not answer.paired:
+                self._set(peer, PeerState.LOST, "prefill forgot this pod")
+                return
+            await self._ask_drained(peer)
+
+    def _set(self, peer: Peer, state: PeerState, reason: str) -> None:
+        if (peer.state, peer.reason) != (state, reason):
+            log.info("peer", address=peer.address, state=state.value, reason=reason)
+        peer.state, peer.reason = state, reason
+        if state is not PeerState.AGREED:
+            peer.proven = False
+            peer.lost.set()
+        self._change.set()
+
+    # -- quarantine -----------------------------------------------------------------------------------------
+
+    def hold(self, peer: Peer, attempt_id: AttemptId, held: Held) -> None:
+        """Keep a grant's rows out of use until its writer drained or is gone."""
+        held.grant.apply(GrantEvent.LOST)
+        peer.held[attempt_id] = held
+        log.warning("quarantined", attempt_id=attempt_id, peer=peer.address, epoch=held.epoch)
+        self._change.set()
+
+    def num_held(self) -> int:
+        return sum(len(peer.held) for peer in self._peers.values())
+
+    async def _ask_drained(self, peer: Peer) -> None:
+        if not peer.held:
+            return
+        with contextlib.suppress(SluiceError):  # asked again with the next ping
+            answer = await peer.link.drain(
+                self._epoch, tuple(peer.held), self._times.ping_timeout_s
+            )
+            if answer.epoch == peer.epoch:
+                for attempt_id in answer.drained:
+                    await self._end_hold(peer, attempt_id, GrantEvent.DRAINED)
+
+    async def _settle_older(self, peer: Peer, epoch: Epoch) -> None:
+        """A new epoch answers at this address, so the process of an older one is gone."""
+        for attempt_id, held in list(peer.held.items()):
+            if held.epoch != epoch:
+                await self._end_hold(peer, attempt_id, GrantEvent.GONE)
+
+    async def _release_if_gone(self, peer: Peer) -> None:
+        """Nobody listens at the address for a while: the process is gone.
+
+        A prefill pod closes its port last, after its handles have settled, so a refused connection can't mean
+        one that still writes; the wait lets bytes that already arrived in socket buffers be placed.
+        """
+        if not peer.held:
+            return
+        since = time.monotonic()
+        while await self._refused(peer.address):
+            if time.monotonic() - since >= self._times.gone_for_s:
+                for attempt_id in list(peer.held):
+                    await self._end_hold(peer, attempt_id, GrantEvent.GONE)
+                return
+            await asyncio.sleep(0.1)
+
+    async def _end_hold(self, peer: Peer, attempt_id: AttemptId, event: GrantEvent) -> None:
+        held = peer.held.pop(attempt_id, None)
+        if held is not None:
+            held.grant.apply(event)
+            await held.release()
+            log.info("quarantine_ended", attempt_id=attempt_id, how=event.value)
+            self._change.set()
+
+    async def _refused(self, address: str) -> bool:
+        host, _, port = address.rpartition(":")
+        try:
+            async with asyncio.timeout(self._times.ping_timeout_s):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except ConnectionRefusedError:
+            return True
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return False

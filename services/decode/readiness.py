@@ -1,0 +1,66 @@
+"""Whether a decode pod may take requests, and in one sentence why not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.decode.peers import Peers
+from services.pod import Pod
+from sluice.errors import SluiceError
+from sluice.pools.base import Occupancy
+
+
+@dataclass(frozen=True)
+class State:
+    """``alive`` never depends on a peer; ``paired``: one prefill has agreed and its canary passed."""
+
+    alive: bool
+    paired: bool
+    ready: bool
+    reason: str
+
+
+class Readiness:
+    """Joins engine, data plane, peers and quarantine into one answer."""
+
+    def __init__(self, pod: Pod, peers: Peers, max_quarantined_share: float) -> None:
+        self._pod = pod
+        self._peers = peers
+        self._max_quarantined_share = max_quarantined_share
+        self.draining = False
+        self.state = State(True, False, False, "starting")
+
+    async def refresh(self) -> State:
+        """Look again; the result is kept in ``state``."""
+        dead = self._pod.engine.failed or self._pod.worker.failed
+        paired = self._peers.paired()
+        reason = self._reason(dead, paired)
+        if not reason:
+            reason = await self._crowded()
+        self.state = State(dead is None, paired and dead is None, not reason, reason)
+        return self.state
+
+    def _reason(self, dead: BaseException | None, paired: bool) -> str:
+        if dead is not None:
+            return f"a thread died: {dead}"
+        if self.draining:
+            return "shutting down"
+        if not paired:
+            peers = "; ".join(f"{p.address} {p.state.value} {p.reason}" for p in self._peers.all())
+            return f"no prefill has agreed: {peers or 'no peer is configured'}"
+        return ""
+
+    async def _crowded(self) -> str:
+        """Quarantined rows are safe but useless; past the bound the pod asks for help instead of starving."""
+        try:
+            occupancy = (await self._pod.engine.stats()).occupancy
+        except SluiceError as error:
+            return f"the engine does not answer: {error}"
+        full = [space for space in occupancy if self._share(space) > self._max_quarantined_share]
+        if not full:
+            return ""
+        spaces = ", ".join(f"{s.quarantined} of {s.total} {s.space.value}" for s in full)
+        return f"quarantined: {spaces}; restart the prefill pods that hold them"
+
+    def _share(self, space: Occupancy) -> float:
+        return space.quarantined / space.total if space.total else 0.0

@@ -1,0 +1,123 @@
+"""The gRPC face of a decode pod: converts, delegates to ``Peers`` and ``Attempts``, and maps failures."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from grpc import aio
+
+from services.decode.attempts import Attempts
+from services.decode.canary import Canary
+from services.decode.peers import Peers
+from services.decode.readiness import Readiness
+from sluice.engine.facade import EngineFacade
+from sluice.errors import NotReady, SluiceError
+from sluice.layout.negotiate import Agreement
+from sluice.rpc.convert import failure_to_pb, mismatch_to_pb
+from sluice.rpc.convert_decode import (
+    finished_to_pb,
+    generate_from_pb,
+    moved_to_pb,
+    pod_layout_to_pb,
+    status_to_pb,
+    tokens_to_pb,
+)
+from sluice.rpc.messages import DecodeStatus, Finished, PodLayout, PoolStatus
+from sluice.v1 import decode_pb2, decode_pb2_grpc, layout_pb2
+
+_PAIR_TIMEOUT_S = 15.0
+
+Context = aio.ServicerContext[Any, Any]
+
+
+class DecodeServicer(decode_pb2_grpc.DecodeServicer):
+    """Stateless itself; see the classes it is given."""
+
+    def __init__(
+        self,
+        pod: PodLayout,
+        peers: Peers,
+        attempts: Attempts,
+        engine: EngineFacade,
+        readiness: Readiness,
+        canary: Canary,
+        max_model_tokens: int = 0,
+    ) -> None:
+        self._pod = pod
+        self._peers = peers
+        self._attempts = attempts
+        self._engine = engine
+        self._readiness = readiness
+        self._canary = canary
+        self._max_model_tokens = max_model_tokens
+
+    async def GetLayout(
+        self,
+        request: layout_pb2.GetLayoutRequest,
+        context: Context,
+    ) -> layout_pb2.GetLayoutResponse:
+        return pod_layout_to_pb(self._pod)
+
+    async def Pair(
+        self,
+        request: decode_pb2.PairRequest,
+        context: Context,
+    ) -> decode_pb2.PairResponse:
+        address = request.prefill_address
+        outcome = await self._peers.negotiated(address, _PAIR_TIMEOUT_S)
+        response = decode_pb2.PairResponse(prefill_epoch=self._peers.epoch_of(address))
+        if not isinstance(outcome, Agreement):
+            response.mismatches.extend(mismatch_to_pb(m) for m in outcome.mismatches)
+            return response
+        response.agreed = True
+        response.agreement_digest = outcome.digest
+        response.mismatches.extend(mismatch_to_pb(note) for note in outcome.notes)
+        try:
+            result = await self._canary.run(address)
+        except SluiceError as error:
+            response.failure.CopyFrom(failure_to_pb(error))
+            return response
+        response.canary_passed = True
+        response.canary_s = result.seconds
+        response.components.extend(moved_to_pb(moved) for moved in result.components)
+        return response
+
+    async def Generate(
+        self,
+        request: decode_pb2.GenerateRequest,
+        context: Context,
+    ) -> AsyncIterator[decode_pb2.GenerateResponse]:
+        if self._readiness.draining:
+            raise NotReady("this decode pod is shutting down", stage="generate")
+        async with aclosing(self._attempts.generate(generate_from_pb(request))) as messages:
+            async for message in messages:
+                yield (
+                    finished_to_pb(message)
+                    if isinstance(message, Finished)
+                    else tokens_to_pb(message)
+                )
+
+    async def GetStatus(
+        self,
+        request: decode_pb2.GetStatusRequest,
+        context: Context,
+    ) -> decode_pb2.GetStatusResponse:
+        state = await self._readiness.refresh()
+        stats = await self._engine.stats()
+        return status_to_pb(
+            DecodeStatus(
+                epoch=self._pod.epoch,
+                ready=state.ready,
+                reason=state.reason,
+                queued=stats.queued,
+                running=stats.running,
+                max_model_tokens=self._max_model_tokens,
+                peers=tuple(peer.status() for peer in self._peers.all()),
+                pools=tuple(
+                    PoolStatus(s.space.value, s.total, s.free, s.held, s.quarantined)
+                    for s in stats.occupancy
+                ),
+            )
+        )

@@ -1,0 +1,105 @@
+"""What a prefill and a decode pod are both made of: engine, memory, data plane, epoch; opened and closed in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+from services.pod_settings import PodSettings
+from sluice.engine.build import build_engine
+from sluice.engine.facade import EngineFacade
+from sluice.layout.encoding import fingerprint
+from sluice.pools.base import StateMemory
+from sluice.rpc.messages import PodLayout
+from sluice.transfer.faults import FaultPoint, Faults
+from sluice.transfer.nixl import NixlPlane
+from sluice.transfer.plane import Endpoint
+from sluice.transfer.worker import TransferWorker
+from sluice.types import Epoch, Role
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One life of one pod process."""
+
+    info: PodLayout  # layout, epoch, fingerprint: what GetLayout answers
+    engine: EngineFacade
+    memory: StateMemory
+    worker: TransferWorker
+    endpoint: Endpoint
+    faults: Faults
+
+    @property
+    def epoch(self) -> Epoch:
+        return self.info.epoch
+
+
+@asynccontextmanager
+async def open_pod(settings: PodSettings, role: Role) -> AsyncIterator[Pod]:
+    """Load the model, register the memory, start the step and I/O threads; undo it all in reverse."""
+    epoch = Epoch(uuid.uuid4().hex)
+    core = await asyncio.to_thread(
+        build_engine,
+        settings.model_dir,
+        role,
+        settings.pool(),
+        settings.spec(),
+        settings.engine(),
+        dtype=settings.dtype,
+    )
+    faults = settings.faults()
+    # The agent's name carries the epoch: NIXL never forgives a name that comes back with other memory.
+    plane = NixlPlane(f"{role.value}-{epoch}", initiator=role is Role.PREFILL)
+    worker = TransferWorker(
+        plane,
+        before_post=lambda _group: faults.reach_blocking(FaultPoint.PREFILL_POST),
+    )
+    engine = EngineFacade(core)
+    endpoint = await asyncio.to_thread(worker.start, core.memory.arena(), core.memory.regions())
+    await engine.start()
+    layout = core.layout()
+    try:
+        yield Pod(
+            PodLayout(layout, epoch, fingerprint(layout)),
+            engine,
+            core.memory,
+            worker,
+            endpoint,
+            faults,
+        )
+    finally:
+        await engine.stop()
+        await asyncio.to_thread(worker.close)
+
+
+def limit_torch_threads(device: str) -> None:
+    """One torch thread a process on CPU unless told otherwise: two roles on two cores collapse with more."""
+    if device == "cpu":
+        import torch
+
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+
+@contextmanager
+def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT ask for a drain; a second one takes the default way out."""
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+
+    def once() -> None:
+        for number in signals:
+            loop.remove_signal_handler(number)
+        stop()
+
+    for number in signals:
+        loop.add_signal_handler(number, once)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,76 @@
+"""Settings that prefill and decode pods share; each service adds its own prefix and what only it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from sluice.config import EngineConfig, PoolConfig, PoolMode, SpecConfig
+from sluice.transfer.faults import Faults
+
+
+class PodSettings(BaseSettings):
+    """Read once at start from ``SLUICE_<ROLE>_*`` and handed down as frozen configs."""
+
+    model_config = SettingsConfigDict(frozen=True)
+
+    model_dir: Path
+    listen: str = "127.0.0.1:0"
+    device: str = "cpu"
+    dtype: str = "float32"
+
+    pool_mode: PoolMode = PoolMode.PAGED
+    page_tokens: int = 128
+    num_pages: int = 1024
+    num_window_pages: int = 256
+    num_slots: int = 64
+    kv_dtype: str = "float32"
+    debug_fill: str | None = None  # "nan" or "pattern": what a new request finds in its rows
+
+    spec_steps: int = 3  # 0 = no speculation
+    max_batch_tokens: int = 512
+    max_running: int = 32
+    max_queue: int = 256
+    max_model_tokens: int = 4096
+
+    drain_s: float = 5.0
+    log_level: str = "info"
+
+    fault_dir: Path | None = None  # tests only; see sluice/transfer/faults.py
+    fault_withhold: str = ""  # tests only: comma list of component names that are silently not sent
+
+    @model_validator(mode="after")
+    def _model_dir_exists(self) -> Self:
+        if not (self.model_dir / "config.json").is_file():
+            raise ValueError(f"model_dir {self.model_dir} has no config.json")
+        return self
+
+    def pool(self) -> PoolConfig:
+        return PoolConfig(
+            mode=self.pool_mode,
+            page_tokens=self.page_tokens,
+            num_pages=self.num_pages,
+            num_window_pages=self.num_window_pages,
+            num_slots=self.num_slots,
+            kv_dtype=self.kv_dtype,
+            device=self.device,
+            fill=self.debug_fill,
+        )
+
+    def spec(self) -> SpecConfig:
+        return SpecConfig(steps=self.spec_steps)
+
+    def engine(self) -> EngineConfig:
+        return EngineConfig(
+            max_batch_tokens=self.max_batch_tokens,
+            max_running=self.max_running,
+            max_queue=self.max_queue,
+            max_model_tokens=self.max_model_tokens,
+        )
+
+    def faults(self) -> Faults:
+        names = frozenset(name for name in self.fault_withhold.split(",") if name)
+        return Faults(self.fault_dir, names)

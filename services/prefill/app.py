@@ -1,0 +1,62 @@
+"""Composes a prefill pod and runs it: pod, peers, attempts, server; drained in the reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.pod import Pod, open_pod, stop_on_signals
+from services.prefill.attempts import Attempts
+from services.prefill.peers import Peers
+from services.prefill.servicer import PrefillServicer
+from services.prefill.settings import PrefillSettings
+from sluice.rpc.server import RpcServer, ServerConfig
+from sluice.telemetry.logging import get_logger
+from sluice.types import Role
+from sluice.v1 import prefill_pb2_grpc
+
+log = get_logger(__name__)
+SERVICE = "sluice.v1.Prefill"
+_WATCH_EVERY_S = 1.0
+
+
+async def serve(settings: PrefillSettings) -> None:
+    """Run until SIGTERM or SIGINT, then drain: attempts first, the port last (see ``decode.peers``)."""
+    stopping = asyncio.Event()
+    async with open_pod(settings, Role.PREFILL) as pod:
+        peers = Peers(
+            pod.info.layout,
+            pod.memory.regions(),
+            pod.worker,
+            forget_after_s=settings.forget_peer_s,
+        )
+        attempts = Attempts(pod.engine, pod.memory, pod.worker, pod.epoch, pod.faults)
+        servicer = PrefillServicer(pod.info, peers, attempts, pod.engine)
+        server = RpcServer(
+            ServerConfig(settings.listen),
+            lambda grpc: prefill_pb2_grpc.add_PrefillServicer_to_server(servicer, grpc),
+            (SERVICE,),
+        )
+        await server.start()
+        watch = asyncio.create_task(_watch(pod, peers, server))
+        log.info("listening", address=server.address, epoch=pod.epoch)
+        with stop_on_signals(stopping.set):
+            await stopping.wait()
+        watch.cancel()
+        servicer.draining = True
+        await server.set_serving(SERVICE, False)
+        await attempts.drain(settings.drain_s)
+        await server.stop()
+
+
+async def _watch(pod: Pod, peers: Peers, server: RpcServer) -> None:
+    """Keep health true and forget peers that fell silent."""
+    serving = False
+    while True:
+        healthy = pod.engine.failed is None and pod.worker.failed is None
+        if healthy != serving:
+            serving = healthy
+            await server.set_serving(SERVICE, serving)
+            if not healthy:
+                await server.set_serving("", False)  # only a restart helps
+        await peers.forget_silent()
+        await asyncio.sleep(_WATCH_EVERY_S)

@@ -1,0 +1,174 @@
+"""The gRPC face of a prefill pod: converts, delegates to ``Peers`` and ``Attempts``, and maps failures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from grpc import aio
+
+from services.prefill.attempts import Attempts
+from services.prefill.peers import DecodePeer, Peers
+from sluice.engine.facade import EngineFacade
+from sluice.errors import BadRequest, DeadlineExceeded, NotReady, SluiceError, StaleEpoch
+from sluice.layout.layout import Layout
+from sluice.layout.negotiate import Agreement
+from sluice.rpc.convert import (
+    endpoint_from_pb,
+    failure_to_pb,
+    layout_from_pb,
+    layout_to_pb,
+    mismatch_to_pb,
+)
+from sluice.rpc.convert_attempt import complete_to_pb, start_from_pb
+from sluice.rpc.convert_decode import pod_layout_to_pb
+from sluice.rpc.messages import PodLayout
+from sluice.transfer.messages import AttemptStart
+from sluice.types import AttemptId, Epoch
+from sluice.v1 import layout_pb2, prefill_pb2, prefill_pb2_grpc
+
+_START_TIMEOUT_S = 5.0  # between opening Run and saying Start
+
+RunStream = AsyncIterator[prefill_pb2.RunRequest]
+
+Context = aio.ServicerContext[Any, Any]
+
+
+class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
+    """Stateless itself; see the classes it is given."""
+
+    def __init__(
+        self, pod: PodLayout, peers: Peers, attempts: Attempts, engine: EngineFacade
+    ) -> None:
+        self._pod = pod
+        self._peers = peers
+        self._attempts = attempts
+        self._engine = engine
+        self.draining = False
+
+    @property
+    def _layout(self) -> Layout:
+        return self._pod.layout
+
+    async def GetLayout(
+        self,
+        request: layout_pb2.GetLayoutRequest,
+        context: Context,
+    ) -> layout_pb2.GetLayoutResponse:
+        return pod_layout_to_pb(self._pod)
+
+    async def Handshake(
+        self,
+        request: prefill_pb2.HandshakeRequest,
+        context: Context,
+    ) -> prefill_pb2.HandshakeResponse:
+        outcome = await self._peers.pair(
+            layout_from_pb(request.layout),
+            Epoch(request.epoch),
+            endpoint_from_pb(request.endpoint),
+            allow_missing_draft=request.allow_missing_draft,
+        )
+        if isinstance(outcome, Agreement):
+            digest, mismatches = outcome.digest, outcome.notes
+        else:
+            digest, mismatches = "", outcome.mismatches
+        return prefill_pb2.HandshakeResponse(
+            layout=layout_to_pb(self._layout),
+            epoch=self._pod.epoch,
+            agreement_digest=digest,
+            mismatches=[mismatch_to_pb(mismatch) for mismatch in mismatches],
+        )
+
+    async def Ping(
+        self,
+        request: prefill_pb2.PingRequest,
+        context: Context,
+    ) -> prefill_pb2.PingResponse:
+        if self._engine.failed is not None:
+            raise NotReady(f"the engine stopped: {self._engine.failed}", stage="ping")
+        return prefill_pb2.PingResponse(
+            epoch=self._pod.epoch,
+            running=len(self._attempts),
+            paired=self._peers.seen(Epoch(request.epoch)),
+        )
+
+    async def Drain(
+        self,
+        request: prefill_pb2.DrainRequest,
+        context: Context,
+    ) -> prefill_pb2.DrainResponse:
+        asked = [AttemptId(attempt) for attempt in request.attempt_ids]
+        for attempt in asked:
+            self._attempts.revoke_soon(attempt)
+        await asyncio.sleep(0)
+        writing = self._attempts.writing(Epoch(request.decode_epoch), asked)
+        return prefill_pb2.DrainResponse(
+            prefill_epoch=self._pod.epoch,
+            drained=[attempt for attempt in asked if attempt not in writing],
+            writing=sorted(writing),
+        )
+
+    async def Run(
+        self,
+        request_iterator: RunStream,
+        context: Context,
+    ) -> AsyncIterator[prefill_pb2.RunResponse]:
+        start = await self._start(request_iterator)
+        try:
+            peer = self._admit(start)
+            self._attempts.begin(start, peer)
+        except SluiceError as error:
+            # Nothing was posted, so this is a settled failure like any other.
+            yield prefill_pb2.RunResponse(failed=failure_to_pb(error))
+            return
+        yield prefill_pb2.RunResponse(accepted=prefill_pb2.Accepted())
+        yield await self._serve(start.attempt_id, request_iterator)
+
+    async def _start(self, stream: RunStream) -> AttemptStart:
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                first = await anext(stream)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"no Start within {_START_TIMEOUT_S} s", stage="run") from error
+        except StopAsyncIteration as error:
+            raise BadRequest("Run was closed before Start", field="start", stage="run") from error
+        if first.WhichOneof("message") != "start":
+            raise BadRequest("the first message of Run must be Start", field="start", stage="run")
+        return start_from_pb(first.start)
+
+    def _admit(self, start: AttemptStart) -> DecodePeer:
+        if self.draining:
+            raise NotReady("this prefill pod is shutting down", stage="run")
+        if start.prefill_epoch != self._pod.epoch:
+            raise StaleEpoch(
+                f"Start is for prefill epoch {start.prefill_epoch}, this is {self._pod.epoch}",
+                stage="run",
+                remedy="decode must repeat the handshake",
+            )
+        return self._peers.require(start.decode_epoch, start.agreement_digest)
+
+    async def _serve(self, attempt_id: AttemptId, stream: RunStream) -> prefill_pb2.RunResponse:
+        """The attempt's last message: Complete, Failed (settled) or Drained.
+
+        When the stream breaks, this coroutine is cancelled and the attempt is revoked in the background.
+        """
+        run = asyncio.create_task(self._attempts.run(attempt_id))
+        word = asyncio.create_task(_next_message(stream))
+        try:
+            await asyncio.wait([run, word], return_when=asyncio.FIRST_COMPLETED)
+            if not run.done():  # Abort, or the caller closed its side
+                await self._attempts.revoke(attempt_id)
+                return prefill_pb2.RunResponse(drained=prefill_pb2.Drained())
+            return prefill_pb2.RunResponse(complete=complete_to_pb(run.result()))
+        except SluiceError as error:
+            return prefill_pb2.RunResponse(failed=failure_to_pb(error))
+        finally:
+            self._attempts.revoke_soon(attempt_id)
+            for task in (run, word):
+                task.cancel()
+            await asyncio.gather(run, word, return_exceptions=True)
+
+
+async def _next_message(stream: RunStream) -> prefill_pb2.RunRequest | None:
+    return await anext(stream, None)
