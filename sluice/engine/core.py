@@ -1,0 +1,324 @@
+"""The step loop's heart: schedule -> execute -> apply, and the commands that change a request's
+fate between steps.
+
+Everything here runs on one thread. ``facade`` gives it a queue in and callbacks out; tests call it
+directly.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from sluice.config import EngineConfig, PoolConfig, SpecConfig
+from sluice.engine.batch import DecodeResult, DecodeWork, PrefillWork, StepPlan, StepResult
+from sluice.engine.describe import describe_layout
+from sluice.engine.limits import RequestLimits
+from sluice.engine.outputs import (
+    ChunkReady,
+    EngineStats,
+    Failed,
+    Output,
+    Prefilled,
+    PrefillOutcome,
+    Reservation,
+    Reserved,
+)
+from sluice.engine.request import ActiveRequest, OnChunk, Status
+from sluice.engine.runner import Runner
+from sluice.engine.scheduler import Scheduler
+from sluice.engine.window import draft_window_tokens
+from sluice.errors import (
+    Aborted,
+    BadRequest,
+    ConfigError,
+    IllegalTransition,
+    InternalError,
+    SluiceError,
+)
+from sluice.layout.layout import Layout
+from sluice.models.base import DraftModel, ModelInfo, TargetModel
+from sluice.pools.memory import Memory
+from sluice.spec.commit import commit_by_length
+from sluice.spec.mtp import MtpDrafter
+from sluice.types import Request, RequestId, Role, TokenEvent
+
+log = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """One model, one memory, one role. ``step()`` moves every request that can move; ``drain()``
+    says what came of it.
+
+    ``draft`` is used when ``spec.steps > 0``; without one every step verifies a single token.
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        target: TargetModel,
+        draft: DraftModel | None,
+        memory: Memory,
+        spec: SpecConfig,
+        config: EngineConfig,
+        pool: PoolConfig,
+    ) -> None:
+        self.role = role
+        self._target = target
+        self._memory = memory
+        self._spec = spec
+        self._pool = pool
+        self._drafts = draft is not None and spec.steps > 0
+        drafter = MtpDrafter(draft, memory) if draft is not None and self._drafts else None
+        window_tokens = draft_window_tokens(memory.components())
+        self._runner = Runner(target, drafter, memory, window_tokens)
+        self._scheduler = Scheduler(role, memory, config, spec.steps if self._drafts else 0)
+        self._limits = RequestLimits.of(target.info, config)
+        self._eos_ids = frozenset(target.info.eos_token_ids)
+        self._requests: dict[RequestId, ActiveRequest] = {}
+        self._outputs: list[Output] = []
+        self._steps = 0
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._target.info
+
+    @property
+    def memory(self) -> Memory:
+        return self._memory
+
+    def layout(self) -> Layout:
+        """Everything negotiation compares about this pod."""
+        components = self._memory.components()
+        spec = self._spec if self._drafts else SpecConfig(steps=0)
+        return describe_layout(self.role, self.info, self._pool, spec, components)
+
+    # ---- commands, between steps
+
+    def submit(self, request: Request, on_chunk: OnChunk | None = None) -> None:
+        """Queue a request: to generate (aggregated), prefill (``on_chunk`` is called per chunk) or
+        reserve (decode).
+
+        Raises ``BadRequest`` (limits, id in use) or ``Overloaded`` (queue full); then nothing was
+        queued.
+        """
+        self._limits.check(request)
+        if (on_chunk is not None) != (self.role is Role.PREFILL):
+            raise ConfigError(f"a {self.role.value} engine can't take this kind of request")
+        if request.request_id in self._requests:
+            raise BadRequest(f"request id {request.request_id} is in use", field="request_id")
+        stop_ids = frozenset(request.sampling.stop_token_ids)
+        if not request.sampling.ignore_eos:
+            stop_ids |= self._eos_ids
+        active = ActiveRequest(request, stop_ids, on_chunk)
+        self._scheduler.enqueue(active)
+        self._requests[request.request_id] = active
+
+    def adopt(self, request_id: RequestId, first_token: int, draft_valid: bool = True) -> None:
+        """Decode: the reservation's state has arrived. Its first output is ``first_token``.
+
+        ``draft_valid`` False: no draft state came along; the first step runs without a draft and
+        drafting resumes on what it leaves. Raises ``IllegalTransition`` unless the request is
+        reserved.
+        """
+        request = self._known(request_id)
+        self._scheduler.start_running(request)
+        tables = request.held_tables
+        tables.kv_len = request.prompt_tokens
+        request.draft_ready = draft_valid
+        if not draft_valid:
+            tables.draft_valid_from = request.prompt_tokens
+        self._emit_tokens(request, (first_token,), None)
+
+    def abort(self, request_id: RequestId) -> None:
+        """Stop computing for a request. It fails with ``Aborted`` if it was queued or computing,
+        else nothing happens.
+
+        In the prefill role, and for a decode reservation, items stay held until ``release``.
+        """
+        request = self._requests.get(request_id)
+        if request is not None and request.status in _ABORTABLE:
+            self._fail(request, Aborted("aborted", stage=request.status.value))
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Nobody waits for the request's reservation or prefill any more.
+
+        A reservation was never shown to anybody, so its items go back; a prefill's are kept, as by
+        ``abort``.
+        """
+        self.abort(request_id)
+        request = self._requests.get(request_id)
+        if request is not None and request.status is Status.RESERVED:
+            self._close(request)
+
+    def release(self, request_id: RequestId) -> None:
+        """Give back what a request that computes nothing holds; also takes a queued request off the
+        queue.
+
+        Unknown ids are fine (released already). Raises ``IllegalTransition`` while the request
+        computes.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        if request.status in (Status.PREFILLING, Status.RUNNING):
+            raise IllegalTransition(
+                f"release of request {request_id}, which is {request.status.value}",
+                stage="engine",
+                remedy="abort it first",
+            )
+        self._close(request)
+
+    def quarantine(self, request_id: RequestId) -> None:
+        """Take a reservation's items out of use while the peer may still write them; ``release``
+        ends it.
+        """
+        self._scheduler.quarantine(self._known(request_id))
+
+    def shutdown(self, reason: SluiceError) -> None:
+        """Fail every queued and computing request. What a peer may still read or write stays as it
+        is.
+        """
+        for request in list(self._requests.values()):
+            if request.status in _ABORTABLE:
+                self._fail(request, reason)
+
+    # ---- the loop
+
+    def step(self) -> bool:
+        """Admit, plan, run, apply. False when there is nothing to do until the next command."""
+        for request in self._scheduler.admit():
+            if request.status is Status.RESERVED:
+                reservation = Reservation(request.request, request.held_tables)
+                self._outputs.append(Reserved(request.request_id, reservation))
+        plan = self._scheduler.schedule()
+        if not plan:
+            if self._pool.fill is not None:  # debug: recount the pools whenever there is time
+                self._memory.check()
+            return False
+        self._steps += 1
+        try:
+            result = self._runner.execute(plan)
+        except Exception as error:
+            log.exception("step %d failed: %s", self._steps, plan.describe())
+            self._fail_batch(plan, error)
+            return True
+        self._apply(plan, result)
+        return True
+
+    def drain(self) -> list[Output]:
+        """Outputs since the last call, in order."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def stats(self) -> EngineStats:
+        queued, computing = self._scheduler.num_queued, self._scheduler.num_computing
+        return EngineStats(
+            queued=queued,
+            running=computing,
+            waiting=len(self._requests) - queued - computing,
+            steps=self._steps,
+            occupancy=self._memory.occupancy(),
+        )
+
+    # ---- applying results
+
+    def _apply(self, plan: StepPlan, result: StepResult) -> None:
+        for work, decoded in zip(plan.decodes, result.decodes, strict=True):
+            self._apply_decode(work, decoded)
+        for chunk, first_token in zip(plan.prefills, result.first_tokens, strict=True):
+            request = self._requests[chunk.request_id]
+            chunk.tables.kv_len = chunk.stop
+            if not chunk.final:
+                self._memory.advance(chunk.tables, chunk.stop)
+            if self.role is Role.PREFILL:
+                self._hand_over(request, chunk, first_token)
+            elif first_token is not None:
+                self._scheduler.start_running(request)
+                request.draft_ready = self._drafts
+                self._emit_tokens(request, (first_token,), None)
+
+    def _apply_decode(self, work: DecodeWork, decoded: DecodeResult) -> None:
+        request = self._requests[work.request_id]
+        commit_by_length(work.tables, work.tables.kv_len, decoded.accepted)
+        request.draft_ready = self._drafts
+        accepted = decoded.accepted if decoded.drafted else None
+        self._emit_tokens(request, decoded.token_ids, accepted)
+
+    def _emit_tokens(
+        self, request: ActiveRequest, token_ids: tuple[int, ...], accepted: int | None
+    ) -> None:
+        """Append, tell, and end or go on. A finished request's state is simply given back."""
+        taken, reason = request.append(token_ids)
+        self._outputs.append(TokenEvent(request.request_id, taken, reason, accepted))
+        if reason is not None:
+            self._close(request)
+            return
+        tables = request.held_tables
+        assert tables.kv_len == request.prompt_tokens + len(request.output) - 1
+        self._memory.advance(tables, tables.kv_len)
+
+    def _hand_over(
+        self, request: ActiveRequest, chunk: PrefillWork, first_token: int | None
+    ) -> None:
+        """Prefill role: announce the chunk; on the last one, stop computing and keep the items."""
+        assert request.on_chunk is not None
+        prefill_s = time.monotonic() - request.admitted_s
+        if chunk.final:
+            self._scheduler.hold(request)
+        try:
+            request.on_chunk(
+                ChunkReady(
+                    request_id=request.request_id,
+                    start=chunk.start,
+                    stop=chunk.stop,
+                    final=chunk.final,
+                    first_token=first_token,
+                    tables=chunk.tables,
+                    fence=self._runner.fence(),
+                )
+            )
+        except Exception as error:
+            log.exception("on_chunk of request %s failed", request.request_id)
+            self._fail(request, _internal(error, "on_chunk"))
+            return
+        if first_token is not None:
+            _, reason = request.append((first_token,))
+            queue_s = request.admitted_s - request.arrived_s
+            outcome = PrefillOutcome(first_token, reason, queue_s, prefill_s)
+            self._outputs.append(Prefilled(request.request_id, outcome))
+
+    # ---- endings
+
+    def _fail_batch(self, plan: StepPlan, error: Exception) -> None:
+        for request_id in plan.request_ids:
+            self._fail(self._requests[request_id], _internal(error, "step"))
+
+    def _fail(self, request: ActiveRequest, error: SluiceError) -> None:
+        """End a request with an error; a prefill that has computed keeps its items, since a peer
+        may be reading.
+        """
+        if self.role is Role.PREFILL and request.status is Status.PREFILLING:
+            self._scheduler.hold(request)
+        elif request.status is not Status.HELD:
+            self._close(request)
+        self._outputs.append(Failed(request.request_id, error))
+
+    def _close(self, request: ActiveRequest) -> None:
+        self._scheduler.close(request)
+        del self._requests[request.request_id]
+
+    def _known(self, request_id: RequestId) -> ActiveRequest:
+        request = self._requests.get(request_id)
+        if request is None:
+            raise IllegalTransition(f"request {request_id} is not here", stage="engine")
+        return request
+
+
+_ABORTABLE = (Status.QUEUED, Status.PREFILLING, Status.RUNNING)
+
+
+def _internal(error: Exception, stage: str) -> InternalError:
+    wrapped = InternalError(f"{type(error).__name__}: {error}", stage=stage)
+    wrapped.__cause__ = error
+    return wrapped

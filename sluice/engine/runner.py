@@ -1,0 +1,124 @@
+"""Executes one step: drafts, one ragged target forward, choices, and the draft's look at what
+became true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from sluice.engine.batch import DecodeResult, DecodeWork, StepPlan, StepResult
+from sluice.engine.sampler import StepSampler
+from sluice.models.base import ForwardBatch, Segment, TargetModel
+from sluice.pools.base import StateMemory
+from sluice.spec.draft import Drafter, DraftTask, Proposal
+
+NO_DRAFTS = Proposal((), None)
+
+
+class Runner:
+    """Owns no request state: the plan names everything, the memory holds everything."""
+
+    def __init__(
+        self, target: TargetModel, drafter: Drafter | None, memory: StateMemory, draft_window: int
+    ) -> None:
+        self._target = target
+        self._drafter = drafter
+        self._memory = memory
+        self._draft_window_tokens = draft_window
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run the step. State is written at its positions; moving ``kv_len`` is not done here."""
+        proposals = self._propose(plan.decodes)
+        segments = [
+            Segment(work.tables, work.tables.kv_len, (work.newest_token, *proposal.token_ids))
+            for work, proposal in zip(plan.decodes, proposals, strict=True)
+        ]
+        segments += [
+            Segment(work.tables, work.start, work.prompt[work.start : work.stop])
+            for work in plan.prefills
+        ]
+        hidden = self._target.forward(ForwardBatch.build(segments, self._memory), self._memory)
+        result = self._choose(plan, proposals, hidden)
+        if self._drafter is not None:
+            self._observe(self._drafter, plan, segments, result, hidden)
+        return result
+
+    def fence(self) -> Callable[[], None]:
+        """A call that blocks until the device has done everything queued so far."""
+        device = self._memory.arena().device
+        if device.type != "cuda":
+            return _nothing
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device))
+        return event.synchronize
+
+    def _propose(self, decodes: Sequence[DecodeWork]) -> list[Proposal]:
+        if self._drafter is None or not decodes:
+            return [NO_DRAFTS for _ in decodes]
+        return self._drafter.propose(
+            [DraftTask(work.tables, work.drafts, work.sampling) for work in decodes]
+        )
+
+    def _choose(self, plan: StepPlan, proposals: Sequence[Proposal], hidden: Tensor) -> StepResult:
+        """Logits of verified rows and of finished prompts' last rows, then the verdicts."""
+        verified = sum(work.num_tokens for work in plan.decodes)
+        rows, at = list(range(verified)), verified
+        for chunk in plan.prefills:
+            at += chunk.stop - chunk.start
+            if chunk.final:
+                rows.append(at - 1)
+        if not rows:
+            return StepResult((), (None,) * len(plan.prefills))
+        sampler = StepSampler(self._target.logits(hidden[rows]))
+        row, decodes = 0, []
+        for work, proposal in zip(plan.decodes, proposals, strict=True):
+            position = work.tables.kv_len + 1
+            verdict = sampler.verify(row, position, proposal, work.sampling)
+            decodes.append(DecodeResult(verdict.token_ids, verdict.accepted, work.drafts))
+            row += work.num_tokens
+        first_tokens: list[int | None] = []
+        for chunk in plan.prefills:
+            if chunk.final:
+                first_tokens.append(sampler.first_token(row, chunk.stop, chunk.sampling))
+                row += 1
+            else:
+                first_tokens.append(None)
+        return StepResult(tuple(decodes), tuple(first_tokens))
+
+    def _observe(
+        self,
+        drafter: Drafter,
+        plan: StepPlan,
+        segments: Sequence[Segment],
+        result: StepResult,
+        hidden: Tensor,
+    ) -> None:
+        """The draft re-reads accepted rows with the target's true streams, and a prompt's last
+        window.
+        """
+        observed: list[Segment] = []
+        rows: list[int] = []
+        at = 0
+        for segment, decode in zip(segments, result.decodes, strict=False):
+            observed.append(Segment(segment.tables, segment.start, decode.token_ids))
+            rows.extend(range(at, at + len(decode.token_ids)))
+            at += len(segment.token_ids)
+        for chunk, first_token in zip(plan.prefills, result.first_tokens, strict=True):
+            start = max(chunk.start, len(chunk.prompt) - self._draft_window_tokens)
+            if start < chunk.stop:
+                ids = chunk.prompt[start + 1 : chunk.stop + 1]
+                if first_token is not None:
+                    ids = (*ids, first_token)
+                observed.append(Segment(chunk.tables, start, ids))
+                rows.extend(range(at + start - chunk.start, at + chunk.stop - chunk.start))
+            at += chunk.stop - chunk.start
+        if observed:
+            drafter.observe(observed, hidden[rows])
+
+
+def _nothing() -> None:
+    """The CPU's fence."""
