@@ -11,7 +11,6 @@ from sluice.layout.outcome import Mismatch, Severity
 from sluice.layout.rules import FieldRule, render, rows_rule, rule_for, setting
 from sluice.types import Role
 
-
 _ALLOW = setting("allow_missing_draft")
 
 
@@ -64,8 +63,8 @@ def _one_sided(mismatch: Mismatch, decode: Layout, allowed: bool) -> Mismatch:
             severity=Severity.FATAL,
             explanation=f"only the {has} pod has a draft, so its state can't be handed over",
             remedy=(
-                f"enable the draft on the {lacks} pod ({setting('spec.steps')}) or disable it on the "
-                f"{has} pod; to run like this, set {_ALLOW}=true on the decode pod"
+                f"enable the draft on the {lacks} pod ({setting('spec.steps')}) or disable it on "
+                f"the {has} pod; to run like this, set {_ALLOW}=true on the decode pod"
             ),
         )
     outcome = (

@@ -89,7 +89,7 @@ def runs_of(component: Component, tables: Tables, ordinals: range) -> tuple[Run,
 
 
 def _mapped_row(component: Component, tables: Tables, ordinal: int) -> int:
-    """``physical_row`` of a row that must exist. Item 0 is padding: state there belongs to nobody."""
+    """``physical_row`` of a row that must exist: item 0 is padding, its state is nobody's."""
     try:
         row = physical_row(component, tables, ordinal)
     except IndexError:
