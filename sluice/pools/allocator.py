@@ -61,9 +61,7 @@ class PageAllocator:
         return self._promised + count <= self.total
 
     def promise(self, count: int) -> None:
-        """Set ``count`` items aside. Raises ``PoolError`` when they aren't there: ask
-        ``can_promise`` first.
-        """
+        """Set ``count`` items aside. Raises ``PoolError`` where ``can_promise`` says no."""
         if count < 0 or not self.can_promise(count):
             raise PoolError(
                 f"{self.space.value}: can't promise {count} items, "
@@ -81,8 +79,7 @@ class PageAllocator:
         self._promised -= count
 
     def take(self, count: int, after: int = 0) -> list[int]:
-        """Hand out ``count`` items, continuing after item ``after`` where free, else the lowest
-        fitting run.
+        """Hand out ``count`` items: those behind ``after`` where free, else the lowest fitting run.
 
         Raises ``PoolError`` beyond what is promised.
         """
@@ -97,9 +94,7 @@ class PageAllocator:
         return items
 
     def free(self, items: Sequence[int]) -> None:
-        """Give held items back. Raises ``PoolError`` naming the first item that isn't held; then
-        none moves.
-        """
+        """Give held items back. Raises ``PoolError`` naming one that isn't held; then none moves."""
         self._move(items, ItemEvent.FREE)
         self._free.give(items)
 

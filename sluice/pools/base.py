@@ -124,8 +124,9 @@ class Pool(Protocol):
         ...
 
     def extend(self, tables: RequestTables, num_tokens: int, live_from: int) -> None:
-        """Map items for positions < ``num_tokens``, the end of the next forward; positions <
-        ``live_from`` need no window state.
+        """Map items for positions < ``num_tokens``, the end of the next forward.
+
+        Positions < ``live_from`` need no window state.
 
         Raises ``PoolError`` when the caller did not commit capacity first.
         """
@@ -138,9 +139,7 @@ class Pool(Protocol):
     def close(self, tables: RequestTables) -> None: ...
 
     def quarantine(self, tables: RequestTables) -> None:
-        """Take the request's items out of use without freeing them; ``close`` after the peer is
-        known drained.
-        """
+        """Take the request's items out of use; ``close`` once the peer is known drained."""
         ...
 
     def occupancy(self) -> tuple[Occupancy, ...]: ...
@@ -156,8 +155,7 @@ class Pool(Protocol):
 
 @dataclass(frozen=True)
 class BatchTables:
-    """Page tables of the requests of one forward, padded with 0, ready for vectorised row
-    arithmetic.
+    """Page tables of the requests of one forward, padded with 0, for vectorised row arithmetic.
 
     ``pages_SP``, ``window_pages_SP``: int64 [segments, pages]; ``slots_S``: int64 [segments].
     """
@@ -169,9 +167,7 @@ class BatchTables:
 
 
 class StateMemory(Protocol):
-    """All state of one pod: the concatenation of its pools, target's components first (see
-    ``pools.memory``).
-    """
+    """All state of one pod: the concatenation of its pools, target's components first."""
 
     def components(self) -> tuple[Component, ...]: ...
 
@@ -180,7 +176,7 @@ class StateMemory(Protocol):
     def has(self, name: str) -> bool: ...
 
     def window_name(self, name: str) -> str:
-        """ "target.swa" -> "target.swa" (paged) or "target.swa_ring" (unified)."""
+        """``target.swa`` -> ``target.swa`` (paged) or ``target.swa_ring`` (unified)."""
         ...
 
     def buffer(self, component: str, layer_id: int) -> Tensor: ...
@@ -188,29 +184,23 @@ class StateMemory(Protocol):
     def regions(self) -> tuple[Region, ...]: ...
 
     def arena(self) -> Tensor:
-        """The one uint8 tensor that holds every buffer: registered once, never freed while the
-        process lives.
-        """
+        """The one uint8 tensor that holds every buffer: registered once, never freed."""
         ...
 
     def can_open(self, max_tokens: int) -> bool:
-        """Whether a request that will reach ``max_tokens`` positions fits beside what is already
-        promised.
-        """
+        """Whether a request of up to ``max_tokens`` positions fits beside what is promised."""
         ...
 
     def open(self, request_id: RequestId, max_tokens: int) -> RequestTables:
-        """Take a slot and promise capacity for ``max_tokens`` positions. Raises ``Overloaded`` when
-        full.
-        """
+        """Take a slot, promise capacity for ``max_tokens`` positions, or raise ``Overloaded``."""
         ...
 
     def extend(self, tables: RequestTables, num_tokens: int, live_from: int = 0) -> None:
         """Before each forward: map items up to ``num_tokens``, where that forward ends.
 
         Window pages are mapped for what a later step can read only, so extend chunk by chunk; a
-        decode pod that receives a prompt of L tokens extends once, with ``live_from = max(0, L -
-        W)``. Raises ``PoolError`` beyond what was promised at ``open``.
+        decode pod that receives a prompt of L tokens extends once, with ``live_from = max(0,
+        L - W)``. Raises ``PoolError`` beyond what was promised at ``open``.
         """
         ...
 
@@ -223,9 +213,7 @@ class StateMemory(Protocol):
         ...
 
     def close(self, tables: RequestTables) -> None:
-        """Free everything, from use or from quarantine; ``tables`` is empty afterwards (slot 0, no
-        pages).
-        """
+        """Free everything, from use or from quarantine; ``tables`` is empty afterwards."""
         ...
 
     def quarantine(self, tables: RequestTables) -> None:

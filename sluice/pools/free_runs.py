@@ -25,9 +25,10 @@ class FreeRuns:
             yield from range(start, stop)
 
     def take(self, count: int, after: int = 0) -> list[int]:
-        """Remove ``count`` numbers: first those that continue ``after``, then the lowest run that
-        fits the rest, and only when none does, the lowest numbers of several runs. The caller
-        checks that enough exist.
+        """Remove and return ``count`` numbers; the caller checks that enough exist.
+
+        First those that continue ``after``, then the lowest run that fits the rest, and only when
+        none does, the lowest numbers of several runs.
         """
         taken: list[int] = []
         at = bisect_left(self._starts, after + 1)

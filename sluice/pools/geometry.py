@@ -12,9 +12,7 @@ from sluice.pools.base import BufferSpec, WindowMap
 
 
 def window_ring_rows(window_tokens: int, verify_tokens: int) -> int:
-    """Rows of a window ring: the first verified token still sees W - 1 old rows after all T were
-    written.
-    """
+    """Rows of a window ring: after T were written, the first of them still sees W - 1 old ones."""
     return window_tokens + verify_tokens - 1
 
 
@@ -53,9 +51,7 @@ class PoolGeometry:
 
 @dataclass(frozen=True)
 class PoolBinding:
-    """A part's geometry and, in paged mode, the full-to-window mapping object its rows are found
-    through.
-    """
+    """A part's geometry and, in paged mode, the full-to-window mapping its rows are found by."""
 
     geometry: PoolGeometry
     window_map: WindowMap | None = None
@@ -64,9 +60,7 @@ class PoolBinding:
 def geometry_of(
     specs: Sequence[BufferSpec], config: PoolConfig, verify_tokens: int
 ) -> PoolGeometry:
-    """The geometry of one owner's specs. Raises ``GeometryError`` when they declare several
-    windows.
-    """
+    """The geometry of one owner's specs. Raises ``GeometryError`` for several windows."""
     windows = sorted({s.window_tokens for s in specs if s.coverage is Coverage.WINDOW})
     if len(windows) > 1:
         raise GeometryError(f"windows of {windows} tokens in one model; one window is supported")
@@ -84,9 +78,7 @@ def geometry_of(
 
 
 def check_draft(target: PoolBinding, draft: PoolBinding) -> None:
-    """The draft rules that pools must keep (design, section 4). Raises ``GeometryError`` with both
-    geometries.
-    """
+    """Design, section 4: the pools' draft rules. Raises ``GeometryError`` with both geometries."""
     for rule, remedy, holds in _DRAFT_RULES:
         if not holds(target, draft):
             raise GeometryError(

@@ -18,9 +18,7 @@ class _Account:
 
 
 class Ledger:
-    """One account a request, named by its slot: a request id may come back while its old items are
-    quarantined.
-    """
+    """Accounts, one a request, named by slot: a retried request id may have old items quarantined."""
 
     def __init__(self, allocator: PageAllocator) -> None:
         self.allocator = allocator
@@ -31,9 +29,7 @@ class Ledger:
         return self.allocator.space
 
     def open(self, slot: int, promised: int) -> None:
-        """Promise ``promised`` items to ``slot``. Raises ``PoolError`` when open already or out of
-        capacity.
-        """
+        """Promise items to ``slot``. Raises ``PoolError`` when it is open or they don't exist."""
         if slot in self._accounts:
             raise PoolError(f"{self.space.value}: slot {slot} is open already")
         self.allocator.promise(promised)
@@ -53,9 +49,7 @@ class Ledger:
         return items
 
     def free(self, slot: int, items: Sequence[int]) -> None:
-        """Give back some of a slot's items; its promise stays. Raises ``PoolError`` for an item it
-        doesn't hold.
-        """
+        """Give back some items, keep the promise. Raises ``PoolError`` for one it doesn't hold."""
         account = self._usable(slot)
         strangers = set(items) - account.items
         if strangers:

@@ -82,9 +82,7 @@ class Memory:
         return any(storage.component.name == name for storage in self._storages)
 
     def window_name(self, name: str) -> str:
-        """The component a spec's name became in this mode. Raises ``PoolError`` for an unknown
-        name.
-        """
+        """What a spec's name became in this mode. Raises ``PoolError`` for an unknown name."""
         for spec in self._needs:
             if spec.name == name:
                 return component_name(spec, self._config.mode)
@@ -196,9 +194,7 @@ class Memory:
         return free and not self._open and all(pool.promised() == 0 for pool in self._pools)
 
     def check(self) -> None:
-        """Recount every pool against the open requests. Raises when something leaked or has two
-        owners.
-        """
+        """Recount every pool. Raises ``PoolError`` when an item leaked or has two owners."""
         tables = [opened.tables for opened in self._open.values()]
         for pool in self._pools:
             pool.check(tables)
@@ -269,9 +265,7 @@ class Memory:
         )
 
     def _settle(self) -> None:
-        """A clear must have happened before a peer may write the same bytes, so the device finishes
-        it now.
-        """
+        """Clears must be done before a peer may write the same bytes: wait for the device."""
         device = self.arena().device
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()

@@ -18,9 +18,7 @@ def pages_for(num_tokens: int, page_tokens: int) -> int:
 
 
 class PagePool:
-    """PAGE items. Also numbers the pages of requests that have no paged state: the window map needs
-    the ids.
-    """
+    """PAGE items. Requests without paged state get pages too: the window map needs the ids."""
 
     def __init__(
         self,

@@ -61,9 +61,7 @@ class BufferPlan:
     def _shared(
         self, component: Component, entry: Entry
     ) -> tuple[Component | None, Component | None]:
-        """The ring and the compressed pages of the entry's layer, if ``component`` is one of the
-        two.
-        """
+        """The ring and the compressed pages of the layer, if ``component`` is one of them."""
         ring = self._of_layer(component, entry, lambda c: c.space is Space.RING_ROW)
         pages = self._of_layer(component, entry, lambda c: c.kind in _COMPRESSED)
         if ring is None or pages is None or component not in (ring, pages):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from sluice.layout.component import Component, Space
@@ -27,4 +28,4 @@ def physical_rows(
         case Space.RING_ROW | Space.STATE_ROW:
             return tables.slots_S[segments] * per_item + ordinals % per_item
         case Space.REQUEST_SLOT:
-            return tables.slots_S[segments].expand_as(ordinals)
+            return tables.slots_S[segments] + torch.zeros_like(ordinals)

@@ -14,9 +14,7 @@ from sluice.pools.storage import ComponentStorage, Fill, find
 
 
 class SlotPool:
-    """RING_ROW, STATE_ROW and REQUEST_SLOT items: one number a request indexes them all; slot 0 is
-    padding.
-    """
+    """RING_ROW, STATE_ROW, REQUEST_SLOT: one number a request for all; slot 0 is padding."""
 
     def __init__(self, storages: Sequence[ComponentStorage], num_slots: int, fill: Fill) -> None:
         self._storages = tuple(storages)
@@ -36,9 +34,7 @@ class SlotPool:
         return self._allocator.can_promise(1)
 
     def take(self) -> int:
-        """A slot whose state is cleared (or filled, in debug mode) before anybody learns its
-        address.
-        """
+        """A slot whose state is cleared (debug: filled) before anybody learns its address."""
         self._allocator.promise(1)
         (slot,) = self._allocator.take(1)
         for storage in self._storages:

@@ -24,8 +24,10 @@ class _Place:
 def components_of(
     needs: Sequence[BufferSpec], config: PoolConfig, verify_tokens: int
 ) -> tuple[Component, ...]:
-    """One component a spec, in order. Raises ``GeometryError`` for sizes that don't divide, and
-    ``ConfigError`` for counts below one."""
+    """One component a spec, in order.
+
+    Raises ``GeometryError`` for sizes that don't divide, ``ConfigError`` for counts below one.
+    """
     _check_config(config, verify_tokens)
     names = [spec.name for spec in needs]
     if len(set(names)) != len(names):

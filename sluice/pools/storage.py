@@ -36,9 +36,7 @@ class Fill(Enum):
 
 @dataclass(frozen=True)
 class EntryBuffer:
-    """One entry's memory. ``raw``: uint8 [num_rows, row_bytes]; ``rows``: the same as [num_rows,
-    *row_shape].
-    """
+    """One entry's memory: ``raw`` is uint8 [num_rows, row_bytes], ``rows`` [num_rows, *row_shape]."""
 
     entry: Entry
     raw: Tensor

@@ -62,9 +62,10 @@ class WindowPool:
         return min(live_ordinals(component, length).start for component in self.components())
 
     def promise_for(self, max_tokens: int) -> int:
-        """The most window pages a request holds at once: those the last forward's successor still
-        reads, and those the next forward leaves behind, which don't overlap when a chunk is longer
-        than W.
+        """The most window pages a request holds at once.
+
+        Those the next forward reads and those it leaves behind; a chunk longer than W keeps them
+        apart.
         """
         retained = max(self._retained_tokens(component) for component in self.components())
         read = pages_touched(retained, self._page_tokens)
@@ -100,8 +101,7 @@ class WindowPool:
                 storage.write(window_pages, self._fill)
 
     def advance(self, tables: RequestTables, committed_tokens: int) -> None:
-        """Free window pages that lie wholly before what is still read (whole pages: the cursor
-        stays aligned).
+        """Free window pages that lie wholly before what is still read.
 
         Raises ``PoolError`` when a row that is still read isn't mapped: then somebody extended over
         several chunks at once, and the forwards in between read padding.
