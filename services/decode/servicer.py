@@ -24,7 +24,7 @@ from sluice.rpc.convert_decode import (
     status_to_pb,
     tokens_to_pb,
 )
-from sluice.rpc.messages import DecodeStatus, Finished, PodLayout, PoolStatus
+from sluice.rpc.messages import DecodeStatus, Finished, PodLayout, pool_statuses
 from sluice.v1 import decode_pb2, decode_pb2_grpc, layout_pb2
 
 _PAIR_TIMEOUT_S = 15.0
@@ -101,7 +101,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
 
     async def GetStatus(
         self,
-        request: decode_pb2.GetStatusRequest,
+        request: prefill_pb2.GetStatusRequest,
         context: Context,
     ) -> decode_pb2.GetStatusResponse:
         state = await self._readiness.refresh()
@@ -115,9 +115,6 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
                 running=stats.running,
                 max_model_tokens=self._max_model_tokens,
                 peers=tuple(peer.status() for peer in self._peers.all()),
-                pools=tuple(
-                    PoolStatus(s.space.value, s.total, s.free, s.held, s.quarantined)
-                    for s in stats.occupancy
-                ),
+                pools=pool_statuses(stats.occupancy),
             )
         )

@@ -22,8 +22,8 @@ from sluice.rpc.convert import (
     mismatch_to_pb,
 )
 from sluice.rpc.convert_attempt import complete_to_pb, start_from_pb
-from sluice.rpc.convert_decode import pod_layout_to_pb
-from sluice.rpc.messages import PodLayout
+from sluice.rpc.convert_decode import pod_layout_to_pb, prefill_status_to_pb
+from sluice.rpc.messages import PodLayout, PrefillStatus, pool_statuses
 from sluice.transfer.messages import AttemptStart
 from sluice.types import AttemptId, Epoch
 from sluice.v1 import layout_pb2, prefill_pb2, prefill_pb2_grpc
@@ -89,8 +89,24 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             raise NotReady(f"the engine stopped: {self._engine.failed}", stage="ping")
         return prefill_pb2.PingResponse(
             epoch=self._pod.epoch,
-            running=len(self._attempts),
             paired=self._peers.seen(Epoch(request.epoch)),
+        )
+
+    async def GetStatus(
+        self, request: prefill_pb2.GetStatusRequest, context: Context
+    ) -> prefill_pb2.GetPrefillStatusResponse:
+        stats = await self._engine.stats()
+        return prefill_status_to_pb(
+            PrefillStatus(
+                epoch=self._pod.epoch,
+                ready=not self.draining,
+                reason="shutting down" if self.draining else "",
+                queued=stats.queued,
+                running=stats.running,
+                paired=len(self._peers),
+                attempts=len(self._attempts),
+                pools=pool_statuses(stats.occupancy),
+            )
         )
 
     async def Drain(

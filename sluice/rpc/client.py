@@ -18,6 +18,7 @@ from sluice.rpc.convert_decode import (
     generate_to_pb,
     pair_report_from_pb,
     pod_layout_from_pb,
+    prefill_status_from_pb,
     status_from_pb,
 )
 from sluice.rpc.messages import (
@@ -26,6 +27,7 @@ from sluice.rpc.messages import (
     GenerateCall,
     PairReport,
     PodLayout,
+    PrefillStatus,
     Tokens,
 )
 from sluice.rpc.status import error_of
@@ -131,6 +133,12 @@ class PrefillClient(PodClient):
     ) -> prefill_pb2.PingResponse:
         return await self._answer(self._stub.Ping(request, timeout=timeout_s))
 
+    async def get_status(self, timeout_s: float) -> PrefillStatus:
+        request = prefill_pb2.GetStatusRequest()
+        return prefill_status_from_pb(
+            await self._answer(self._stub.GetStatus(request, timeout=timeout_s))
+        )
+
     def run(self, timeout_s: float) -> RunCall:
         """Open the stream of one attempt; use it as a context manager."""
         return RunCall(self._stub.Run(timeout=timeout_s + _DEADLINE_GRACE_S), self.address)
@@ -193,7 +201,7 @@ class DecodeClient(PodClient):
         return pod_layout_from_pb(response)
 
     async def get_status(self, timeout_s: float) -> DecodeStatus:
-        request = decode_pb2.GetStatusRequest()
+        request = prefill_pb2.GetStatusRequest()
         response = await self._answer(self._stub.GetStatus(request, timeout=timeout_s))
         return status_from_pb(response)
 

@@ -9,6 +9,7 @@ from sluice.rpc.convert import (
     failure_from_pb,
     layout_from_pb,
     layout_to_pb,
+    mismatch_from_pb,
     sampling_from_pb,
     sampling_to_pb,
 )
@@ -20,6 +21,7 @@ from sluice.rpc.messages import (
     PeerStatus,
     PodLayout,
     PoolStatus,
+    PrefillStatus,
     Tokens,
     Usage,
 )
@@ -144,16 +146,7 @@ def status_to_pb(status: DecodeStatus) -> decode_pb2.GetStatusResponse:
             )
             for peer in status.peers
         ],
-        pools=[
-            decode_pb2.PoolStatus(
-                space=pool.space,
-                total=pool.total,
-                free=pool.free,
-                held=pool.held,
-                quarantined=pool.quarantined,
-            )
-            for pool in status.pools
-        ],
+        pools=_pools_to_pb(status.pools),
     )
 
 
@@ -176,10 +169,52 @@ def status_from_pb(status: decode_pb2.GetStatusResponse) -> DecodeStatus:
             )
             for peer in status.peers
         ),
-        pools=tuple(
-            PoolStatus(pool.space, pool.total, pool.free, pool.held, pool.quarantined)
-            for pool in status.pools
-        ),
+        pools=_pools_from_pb(status.pools),
+    )
+
+
+def prefill_status_to_pb(status: PrefillStatus) -> prefill_pb2.GetPrefillStatusResponse:
+    return prefill_pb2.GetPrefillStatusResponse(
+        epoch=status.epoch,
+        ready=status.ready,
+        reason=status.reason,
+        queued=status.queued,
+        running=status.running,
+        paired=status.paired,
+        attempts=status.attempts,
+        pools=_pools_to_pb(status.pools),
+    )
+
+
+def prefill_status_from_pb(status: prefill_pb2.GetPrefillStatusResponse) -> PrefillStatus:
+    return PrefillStatus(
+        epoch=Epoch(status.epoch),
+        ready=status.ready,
+        reason=status.reason,
+        queued=status.queued,
+        running=status.running,
+        paired=status.paired,
+        attempts=status.attempts,
+        pools=_pools_from_pb(status.pools),
+    )
+
+
+def _pools_to_pb(pools: Iterable[PoolStatus]) -> list[prefill_pb2.PoolStatus]:
+    return [
+        prefill_pb2.PoolStatus(
+            space=pool.space,
+            total=pool.total,
+            free=pool.free,
+            held=pool.held,
+            quarantined=pool.quarantined,
+        )
+        for pool in pools
+    ]
+
+
+def _pools_from_pb(pools: Iterable[prefill_pb2.PoolStatus]) -> tuple[PoolStatus, ...]:
+    return tuple(
+        PoolStatus(pool.space, pool.total, pool.free, pool.held, pool.quarantined) for pool in pools
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sluice.errors import SluiceError
 from sluice.layout.layout import Layout
 from sluice.layout.outcome import Mismatch
+from sluice.pools.base import Occupancy
 from sluice.transfer.messages import Moved, Timings
 from sluice.types import AttemptId, Epoch, FinishReason, RequestId, Sampling
 
@@ -73,6 +75,26 @@ class PoolStatus:
     free: int
     held: int
     quarantined: int
+
+
+def pool_statuses(occupancy: Iterable[Occupancy]) -> tuple[PoolStatus, ...]:
+    return tuple(
+        PoolStatus(o.space.value, o.total, o.free, o.held, o.quarantined) for o in occupancy
+    )
+
+
+@dataclass(frozen=True)
+class PrefillStatus:
+    """Answer of ``Prefill.GetStatus``. ``paired`` counts decode epochs, ``attempts`` also draining ones."""
+
+    epoch: Epoch
+    ready: bool
+    reason: str
+    queued: int
+    running: int
+    paired: int
+    attempts: int
+    pools: tuple[PoolStatus, ...] = ()
 
 
 @dataclass(frozen=True)
