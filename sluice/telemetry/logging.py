@@ -61,7 +61,10 @@ def _render_chain(json_lines: bool) -> list[structlog.typing.Processor]:
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ]
-    return [*chain, structlog.dev.ConsoleRenderer()]
+    return [
+        *chain,
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+    ]
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:

@@ -1,0 +1,68 @@
+"""``python -m services.router``: settings, then serve until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+
+import uvicorn
+from pydantic import ValidationError
+
+from services.environment import split_address
+from services.router.app import create_app
+from services.router.pairing import StaticPairing
+from services.router.settings import RouterSettings, load_settings
+from sluice.errors import ConfigError, SluiceError
+from sluice.telemetry.logging import configure, get_logger
+from sluice.text.tokenizer import ModelTokenizer
+
+_log = get_logger(__name__)
+
+
+def main() -> int:
+    try:
+        settings = load_settings(os.environ)
+        configure("router", settings.log_level)
+        asyncio.run(serve(settings))
+    except (SluiceError, ValidationError, ValueError) as error:
+        print(f"router: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+async def serve(settings: RouterSettings) -> None:
+    """Run until SIGTERM or SIGINT; open requests get ``drain_s``."""
+    tokenizer = ModelTokenizer.load(settings.model_dir)
+    pairing = StaticPairing(settings.decodes, settings.prefills, settings.refresh_s)
+    config = uvicorn.Config(
+        create_app(settings, tokenizer, pairing),
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+    )
+    listener = _listen(settings.listen)
+    host, port = listener.getsockname()[:2]
+    _log.info("router_listening", url=f"http://{host}:{port}", model=settings.served_name)
+    with listener:
+        await uvicorn.Server(config).serve(sockets=[listener])
+
+
+def _listen(address: str) -> socket.socket:
+    """Bound before anything else starts, so that a taken port fails at once."""
+    host, port = split_address(address)
+    try:
+        return socket.create_server((host, port), family=_family(host), backlog=1024)
+    except OSError as error:
+        raise ConfigError(
+            f"can't listen on {address}: {error}", stage="start", remedy="choose another port"
+        ) from error
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""The router as an ASGI application: composition, health, models; nothing global."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from services.router.generation import TextGenerator
+from services.router.openai.completions import completions_routes
+from services.router.openai.errors import (
+    ErrorBody,
+    ModelNotFound,
+    on_bug,
+    on_http_error,
+    on_sluice_error,
+    on_validation_error,
+)
+from services.router.openai.intake import Intake
+from services.router.openai.schema import Model, ModelList
+from services.router.pairing import PairSource
+from services.router.settings import RouterSettings
+from sluice.errors import SluiceError
+from sluice.text.tokenizer import ModelTokenizer
+
+
+class Health(BaseModel):
+    status: str = "ok"
+
+
+class PairBody(BaseModel):
+    decode: str
+    prefill: str
+
+
+class Ready(BaseModel):
+    """``reasons`` names every pod that can't serve and why, also when others can."""
+
+    ready: bool
+    pairs: list[PairBody]
+    reasons: list[str]
+
+
+def create_app(settings: RouterSettings, tokenizer: ModelTokenizer, pairing: PairSource) -> FastAPI:
+    """The application; ``pairing`` is started and stopped with it."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await pairing.start()
+        try:
+            yield
+        finally:
+            await pairing.stop()
+
+    app = FastAPI(title="Sluice router", lifespan=lifespan)
+    app.add_exception_handler(SluiceError, on_sluice_error)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_bug)
+    intake = Intake(
+        settings.served_name,
+        tokenizer,
+        pairing.max_model_tokens,
+        timeout_s=settings.timeout_s,
+        max_timeout_s=settings.max_timeout_s,
+        max_prompts=settings.max_prompts,
+    )
+    generator = TextGenerator(pairing, tokenizer, settings.retries)
+    app.include_router(completions_routes(intake, generator))
+    app.include_router(_model_routes(settings.served_name, pairing))
+    app.include_router(_health_routes(pairing))
+    return app
+
+
+def _health_routes(pairing: PairSource) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/health")
+    async def health() -> Health:
+        """This process is alive; says nothing about the pods."""
+        return Health()
+
+    @routes.get("/ready", responses={200: {"model": Ready}, 503: {"model": Ready}})
+    async def ready() -> JSONResponse:
+        """A pair can serve; 503 with reasons otherwise."""
+        seen = pairing.readiness()
+        pairs = [PairBody(decode=pair.decode, prefill=pair.prefill) for pair in seen.pairs]
+        body = Ready(ready=bool(pairs), pairs=pairs, reasons=list(seen.reasons))
+        return JSONResponse(body.model_dump(), 200 if pairs else 503)
+
+    return routes
+
+
+def _model_routes(name: str, pairing: PairSource) -> APIRouter:
+    routes = APIRouter()
+    created = int(time.time())
+
+    def model() -> Model:
+        return Model(id=name, created=created, max_model_len=pairing.max_model_tokens() or None)
+
+    @routes.get("/v1/models")
+    async def list_models() -> ModelList:
+        return ModelList(data=[model()])
+
+    @routes.get("/v1/models/{model_id:path}", responses={404: {"model": ErrorBody}})
+    async def get_model(model_id: str) -> Model:
+        if model_id != name:
+            raise ModelNotFound(f"the model {model_id!r} does not exist", field="model")
+        return model()
+
+    return routes

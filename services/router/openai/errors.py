@@ -1,0 +1,103 @@
+"""Failures in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from sluice.errors import BadRequest, InternalError, SluiceError
+from sluice.telemetry.logging import get_logger
+
+_TYPES = {
+    400: "invalid_request_error",
+    404: "invalid_request_error",
+    405: "invalid_request_error",
+    429: "rate_limit_error",
+    499: "request_cancelled",
+    503: "service_unavailable",
+    504: "timeout_error",
+}
+_RETRY_AFTER_S = 1
+_log = get_logger(__name__)
+
+
+class ModelNotFound(BadRequest):
+    """The body names a model that this router doesn't serve."""
+
+    http_status = 404
+
+
+class ErrorDetail(BaseModel):
+    """``param`` names the offending field; ``code`` is the failure's stable name."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(BaseModel):
+    error: ErrorDetail
+
+
+def error_body(error: SluiceError) -> ErrorBody:
+    kind = _TYPES.get(error.http_status, "server_error")
+    param = error.field or None if isinstance(error, BadRequest) else None
+    code = "model_not_found" if isinstance(error, ModelNotFound) else error.code
+    return ErrorBody(error=ErrorDetail(message=str(error), type=kind, param=param, code=code))
+
+
+def error_response(error: SluiceError) -> JSONResponse:
+    """The status of `sluice.errors`, and whether trying again can help (as openai-python reads it)."""
+    headers = {"x-should-retry": "true" if error.retryable else "false"}
+    if error.http_status in (429, 503):
+        headers["retry-after"] = str(_RETRY_AFTER_S)
+    return JSONResponse(error_body(error).model_dump(), error.http_status, headers)
+
+
+async def on_sluice_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, SluiceError)
+    return error_response(error)
+
+
+async def on_validation_error(_: Request, error: Exception) -> JSONResponse:
+    """A body of the wrong form: 400 (not FastAPI's 422), naming the first field at fault."""
+    assert isinstance(error, RequestValidationError)
+    return error_response(bad_request_of(error.errors()))
+
+
+def bad_request_of(problems: Sequence[Any]) -> BadRequest:
+    first = problems[0]
+    path = [str(part) for part in first["loc"] if part != "body"]
+    if first["type"] == "json_invalid":
+        return BadRequest(f"the body is not JSON: {first['ctx']['error']}")
+    field = path[0] if path else ""
+    given = _short(first.get("input"))
+    reason = first["msg"].removeprefix("Value error, ")
+    return BadRequest(f"{field or 'body'}: {reason}; got {given}", field=field)
+
+
+async def on_http_error(_: Request, error: Exception) -> JSONResponse:
+    """Unknown paths and methods."""
+    assert isinstance(error, HTTPException)
+    kind = _TYPES.get(error.status_code, "server_error")
+    detail = ErrorDetail(message=str(error.detail), type=kind)
+    return JSONResponse(ErrorBody(error=detail).model_dump(), error.status_code, error.headers)
+
+
+async def on_bug(_: Request, error: Exception) -> JSONResponse:
+    """Anything untyped. The client learns the class, the log everything."""
+    _log.error("router_untyped_error", exc_info=error)
+    return error_response(InternalError(f"{type(error).__name__} in the router", stage="route"))
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."
