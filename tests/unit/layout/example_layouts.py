@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sluice.layout.component import Component, Coverage, Entry, Kind, Owner, Space
 from sluice.layout.layout import Geometry, Layout, ModelIdentity, Parallelism, SpecIdentity
@@ -65,9 +66,9 @@ def layout_of(dims: Dims, pod: Pod) -> Layout:
     )
 
 
-def pair(dims: Dims = SMALL, **changes: object) -> tuple[Layout, Layout]:
+def pair(dims: Dims = SMALL, **changes: Any) -> tuple[Layout, Layout]:
     """A prefill and a decode layout that agree."""
-    pod = replace(Pod(), **changes)  # type: ignore[arg-type]
+    pod = replace(Pod(), **changes)
     return layout_of(dims, replace(pod, role="prefill")), layout_of(dims, pod)
 
 
@@ -167,19 +168,16 @@ def _entries(layers: tuple[int, ...], dtype: str, shape: tuple[int, ...]) -> tup
     return tuple(Entry(i, dtype, shape, math.prod(shape) * _BYTES[dtype]) for i in layers)
 
 
-def with_component(layout: Layout, name: str, /, **changes: object) -> Layout:
+def with_component(layout: Layout, name: str, /, **changes: Any) -> Layout:
     """``layout`` with some fields of one component replaced."""
     return replace(
         layout,
-        components=tuple(
-            replace(c, **changes) if c.name == name else c  # type: ignore[arg-type]
-            for c in layout.components
-        ),
+        components=tuple(replace(c, **changes) if c.name == name else c for c in layout.components),
     )
 
 
-def with_entry(layout: Layout, name: str, index: int, /, **changes: object) -> Layout:
+def with_entry(layout: Layout, name: str, index: int, /, **changes: Any) -> Layout:
     """``layout`` with some fields of one entry replaced."""
     entries = list(layout.component(name).entries)
-    entries[index] = replace(entries[index], **changes)  # type: ignore[arg-type]
+    entries[index] = replace(entries[index], **changes)
     return with_component(layout, name, entries=tuple(entries))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from sluice.layout.rules import RULES, rule_for
 from tests.unit.layout.example_layouts import (
     FLASH,
     SMALL,
+    Dims,
     Pod,
     layout_of,
     pair,
@@ -41,8 +43,8 @@ def refuse(prefill: Layout, decode: Layout, **flags: bool) -> Refusal:
 
 @pytest.mark.parametrize("mode", ["paged", "unified"])
 @pytest.mark.parametrize("dims", [SMALL, FLASH])
-def test_pods_built_alike_agree_on_every_component_in_order(mode: str, dims: object) -> None:
-    prefill, decode_ = pair(dims, mode=mode)  # type: ignore[arg-type]
+def test_pods_built_alike_agree_on_every_component_in_order(mode: str, dims: Dims) -> None:
+    prefill, decode_ = pair(dims, mode=mode)
     agreement = agree(prefill, decode_)
     suffix = "_ring" if mode == "unified" else ""
     assert agreement.components == (
@@ -106,27 +108,27 @@ def test_every_field_of_a_layout_has_a_rule() -> None:
         rule_for(Layout, "colour")
 
 
-def _model(**changes: object) -> Mutation:
+def _model(**changes: Any) -> Mutation:
     return lambda layout: replace(layout, model=replace(layout.model, **changes))
 
 
-def _geometry(**changes: object) -> Mutation:
+def _geometry(**changes: Any) -> Mutation:
     return lambda layout: replace(layout, geometry=replace(layout.geometry, **changes))
 
 
-def _parallelism(**changes: object) -> Mutation:
+def _parallelism(**changes: Any) -> Mutation:
     return lambda layout: replace(layout, parallelism=replace(layout.parallelism, **changes))
 
 
-def _spec(**changes: object) -> Mutation:
+def _spec(**changes: Any) -> Mutation:
     return lambda layout: replace(layout, spec=replace(layout.spec, **changes))
 
 
-def _component(name: str, /, **changes: object) -> Mutation:
+def _component(name: str, /, **changes: Any) -> Mutation:
     return lambda layout: with_component(layout, name, **changes)
 
 
-def _entry(name: str, index: int, /, **changes: object) -> Mutation:
+def _entry(name: str, index: int, /, **changes: Any) -> Mutation:
     return lambda layout: with_entry(layout, name, index, **changes)
 
 
