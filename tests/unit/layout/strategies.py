@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from sluice.layout.component import Component, Coverage, Entry, Kind, Owner, Space
 from sluice.layout.layout import Geometry, Layout, ModelIdentity, Parallelism, SpecIdentity
-
-# A loaded machine must not fail a test: pytest's own timeout is the deadline.
-unhurried = settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow], database=None
-)
 
 text = st.text(max_size=8)
 small = st.integers(0, 2**32 - 1)

@@ -12,17 +12,15 @@ from sluice.errors import ConfigError
 from sluice.layout.encoding import decode, encode, fingerprint
 from sluice.layout.layout import Layout
 from tests.unit.layout.example_layouts import SMALL, Pod, layout_of, with_component, with_entry
-from tests.unit.layout.strategies import layouts, unhurried
+from tests.unit.layout.strategies import layouts
 
 
-@unhurried
 @given(layouts)
 def test_a_layout_survives_saving_and_loading(layout: Layout) -> None:
     assert decode(encode(layout)) == layout
     assert decode(encode(layout, indent=2)) == layout
 
 
-@unhurried
 @given(layouts, layouts)
 def test_text_and_fingerprint_are_functions_of_the_layout(one: Layout, other: Layout) -> None:
     assert (encode(one) == encode(other)) == (one == other)

@@ -23,7 +23,6 @@ from sluice.layout.span import (
     span,
 )
 from tests.unit.layout.example_layouts import SMALL, Pod, layout_of
-from tests.unit.layout.strategies import unhurried
 
 BOUNDARIES = (4, 8, 128, 256)
 LENGTHS = sorted(
@@ -186,7 +185,6 @@ runs_strategy = st.lists(
 )
 
 
-@unhurried
 @given(runs_strategy, st.data())
 def test_a_slice_is_the_slice_of_the_rows(runs: list[Run], data: st.DataObject) -> None:
     total = count_rows(runs)
@@ -201,7 +199,6 @@ def test_a_slice_beyond_the_rows_is_refused(start: int, count: int) -> None:
         slice_runs([Run(1, 2), Run(9, 3)], start, count)
 
 
-@unhurried
 @given(runs_strategy, st.data())
 def test_pairing_matches_row_by_row(source: list[Run], data: st.DataObject) -> None:
     """The other side holds the same number of rows, cut anywhere and with empty runs in between."""
@@ -215,7 +212,6 @@ def test_pairing_matches_row_by_row(source: list[Run], data: st.DataObject) -> N
     assert all(count > 0 for *_, count in pairs)
 
 
-@unhurried
 @given(runs_strategy, runs_strategy)
 def test_unequal_spans_are_never_truncated(source: list[Run], target: list[Run]) -> None:
     if count_rows(source) == count_rows(target):

@@ -27,7 +27,7 @@ from sluice.transfer.plane import Endpoint
 from sluice.types import Sampling
 from sluice.v1 import layout_pb2, prefill_pb2
 from tests.unit.layout.example_layouts import SMALL, Pod, layout_of
-from tests.unit.layout.strategies import large, layouts, small, text, unhurried
+from tests.unit.layout.strategies import large, layouts, small, text
 
 ERROR_TYPES = [
     kind
@@ -36,14 +36,12 @@ ERROR_TYPES = [
 ]
 
 
-@unhurried
 @given(layouts)
 def test_a_layout_arrives_equal(layout: Layout) -> None:
     wire = layout_to_pb(layout).SerializeToString()
     assert layout_from_pb(layout_pb2.Layout.FromString(wire)) == layout
 
 
-@unhurried
 @given(
     st.builds(
         Endpoint,
@@ -60,14 +58,12 @@ def test_an_endpoint_arrives_equal(endpoint: Endpoint) -> None:
     assert endpoint_from_pb(layout_pb2.Endpoint.FromString(wire)) == endpoint
 
 
-@unhurried
 @given(st.builds(Mismatch, text, text, text, st.sampled_from(Severity), text, text))
 def test_a_mismatch_arrives_equal(mismatch: Mismatch) -> None:
     wire = mismatch_to_pb(mismatch).SerializeToString()
     assert mismatch_from_pb(layout_pb2.Mismatch.FromString(wire)) == mismatch
 
 
-@unhurried
 @given(
     st.builds(
         Sampling,
