@@ -80,10 +80,11 @@ class NixlPlane:
         ranges = AddressRanges(self._agent_name, regions)
         if arena.is_cuda:
             self._memory, self._device = "VRAM", arena.get_device()
-        self._agent = create_agent(
-            load_nixl(), self._agent_name, progress_thread=not self._initiator
-        )
-        self._agent.register_memory(arena)
+        api = load_nixl(_cuda_major() if arena.is_cuda else None)
+        self._agent = create_agent(api, self._agent_name, progress_thread=not self._initiator)
+        size = arena.numel() * arena.element_size()
+        whole = [(arena.data_ptr(), size, self._device, "")]
+        self._agent.register_memory(whole, self._memory)
         self._arena, self._ranges = arena, ranges  # NIXL does not keep the tensor alive; we do
         return Endpoint(
             plane=PLANE_NAME,
@@ -217,6 +218,12 @@ class NixlPlane:
                 f"no connection to {link.endpoint.agent_name}", stage="transfer", remedy="reconnect"
             )
         return link
+
+
+def _cuda_major() -> int | None:
+    import torch  # only a pod with device memory needs to know
+
+    return None if torch.version.cuda is None else int(torch.version.cuda.split(".")[0])
 
 
 def _usable(handle: Handle) -> NixlHandle:

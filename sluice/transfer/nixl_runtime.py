@@ -17,20 +17,22 @@ from sluice.errors import ConfigError
 # the wheel's Python wrapper hard-codes 0, which is a busy loop of one whole core per agent.
 PROGRESS_DELAY_US = 20_000
 
+_ANY_WHEEL = ("nixl_cu13", "nixl_cu12", "nixl_rocm")
 _CONSTRUCTION = (
     threading.Lock()
 )  # guards the swap of the wheel's config class, which is process-wide
 
 
-def load_nixl() -> ModuleType:
-    """The ``_api`` module of the wheel that matches torch's CUDA; on a CPU build, of whichever is installed.
+def load_nixl(cuda_major: int | None) -> ModuleType:
+    """The ``_api`` module of the wheel for this CUDA version; for host memory, of whichever is installed.
 
     Raises ``ConfigError`` when none is.
     """
     _quiet_environment()
+    packages = _ANY_WHEEL if cuda_major is None else (f"nixl_cu{cuda_major}",)
     raises = logging.raiseExceptions
     try:
-        for package in _candidates():
+        for package in packages:
             try:
                 return importlib.import_module(f"{package}._api")
             except ModuleNotFoundError as error:
@@ -39,18 +41,9 @@ def load_nixl() -> ModuleType:
     finally:
         logging.raiseExceptions = raises  # the wheel clears it for the whole process
     raise ConfigError(
-        f"no NIXL package found (tried {', '.join(_candidates())})",
+        f"no NIXL package found (tried {', '.join(packages)})",
         remedy="pip install nixl, or choose the loopback plane inside one process",
     )
-
-
-def _candidates() -> tuple[str, ...]:
-    import torch
-
-    installed = ("nixl_cu13", "nixl_cu12", "nixl_rocm")
-    if torch.version.cuda is None:
-        return installed
-    return (f"nixl_cu{torch.version.cuda.split('.')[0]}",)
 
 
 def _quiet_environment() -> None:
