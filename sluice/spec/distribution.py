@@ -58,7 +58,7 @@ def _truncate(scaled_RV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 def pick(probs_RV: Tensor, uniforms: Sequence[float]) -> list[int]:
     """Inverse-CDF sample of each row; rows need not be normalised, but must have a positive sum."""
     cdf_RV = probs_RV.to(torch.float64).cumsum(dim=-1)
-    total_R1 = cdf_RV[:, -1:]
+    total_R1 = cdf_RV[:, -1:].contiguous()
     u_R1 = torch.tensor(uniforms, dtype=torch.float64, device=probs_RV.device)[:, None]
     chosen = torch.searchsorted(cdf_RV, u_R1 * total_R1, right=True)
     # u * total may round up to total: the answer is then the last token with any probability.
