@@ -11,7 +11,7 @@ from sluice.layout.outcome import Mismatch, Severity
 from sluice.layout.rules import FieldRule, render, rows_rule, rule_for, setting
 from sluice.types import Role
 
-_ALLOW = setting("allow_missing_draft")
+_ALLOW = setting(Role.DECODE, "allow_missing_draft")
 
 
 def compare(prefill: Layout, decode: Layout, *, allow_missing_draft: bool) -> Iterator[Mismatch]:
@@ -56,15 +56,17 @@ def _spec(prefill: Layout, decode: Layout, allow_missing_draft: bool) -> Iterato
 
 def _one_sided(mismatch: Mismatch, decode: Layout, allowed: bool) -> Mismatch:
     """A draft on one pod only: refused, unless somebody said in so many words that it is meant."""
-    has, lacks = ("decode", "prefill") if drafts(decode) else ("prefill", "decode")
+    has, lacks = Role.DECODE, Role.PREFILL
+    if not drafts(decode):
+        has, lacks = lacks, has
     if not allowed:
         return replace(
             mismatch,
             severity=Severity.FATAL,
-            explanation=f"only the {has} pod has a draft, so its state can't be handed over",
+            explanation=f"only the {has.value} pod has a draft, so its state can't be handed over",
             remedy=(
-                f"enable the draft on the {lacks} pod ({setting('spec.steps')}) or disable it on "
-                f"the {has} pod; to run like this, set {_ALLOW}=true on the decode pod"
+                f"draft on both pods ({setting(lacks, 'spec_steps')}) or on neither "
+                f"({setting(has, 'spec_steps')}=0); to run like this, set {_ALLOW}=true"
             ),
         )
     outcome = (

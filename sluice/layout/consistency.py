@@ -15,7 +15,7 @@ from sluice.errors import GeometryError
 from sluice.layout.component import Component, Coverage, Owner, Space
 from sluice.layout.layout import Layout
 from sluice.layout.outcome import Mismatch, Severity
-from sluice.layout.rules import is_ring, render, setting
+from sluice.layout.rules import is_ring, render
 from sluice.types import Role
 
 _SPACES = {
@@ -44,7 +44,10 @@ _BUG = "this is a bug of the release that built the pools, not of a setting"
 
 @dataclass(frozen=True)
 class Problem:
-    """One broken rule of one pod. ``found`` shows every geometry involved."""
+    """One broken rule of one pod. ``found`` shows every geometry involved.
+
+    ``{role}`` in the remedy stands for the pod that breaks it.
+    """
 
     path: str
     found: str
@@ -57,7 +60,8 @@ def check_layout(layout: Layout) -> None:
     problems = problems_of(layout, _verify_tokens(layout, Role(layout.role)))
     if problems:
         text = "; ".join(f"{p.path}: {p.rule} (found {p.found})" for p in problems)
-        raise GeometryError(text, stage="start", remedy=problems[0].remedy)
+        remedy = problems[0].remedy.format(role=layout.role.upper())
+        raise GeometryError(text, stage="start", remedy=remedy)
 
 
 def broken_rules(prefill: Layout, decode: Layout) -> Iterator[Mismatch]:
@@ -67,14 +71,16 @@ def broken_rules(prefill: Layout, decode: Layout) -> Iterator[Mismatch]:
         for problem in problems_of(layout, _verify_tokens(layout, role)):
             by_rule.setdefault((problem.path, problem.rule), {})[role] = problem
     for (path, rule), found in by_rule.items():
+        problem = next(iter(found.values()))
         where = "both pods" if len(found) == 2 else f"the {next(iter(found)).value} pod"
+        name = "<ROLE>" if len(found) == 2 else next(iter(found)).value.upper()
         yield Mismatch(
             path=path,
             prefill_value=found[Role.PREFILL].found if Role.PREFILL in found else "as required",
             decode_value=found[Role.DECODE].found if Role.DECODE in found else "as required",
             severity=Severity.FATAL,
             explanation=f"{rule}; broken on {where}",
-            remedy=f"on {where}: {next(iter(found.values())).remedy}",
+            remedy=f"on {where}: {problem.remedy.format(role=name)}",
         )
 
 
@@ -179,7 +185,7 @@ def _draft_window(layout: Layout, draft: Component) -> Iterator[Problem]:
         yield Problem(path, f"target: no window, draft: {geometry_of(draft)}", "no window to share")
         return
     both = f"target: {geometry_of(target)}, draft: {geometry_of(draft)}"
-    remedy = f"build both from one pool configuration ({setting('pool.mode')})"
+    remedy = "build both from one pool configuration (SLUICE_{role}_POOL_MODE)"
     if draft.space is not target.space:
         rule = "target and draft must both be paged or both unified"
         yield Problem(f"{path}.space", both, rule, remedy)
@@ -253,7 +259,7 @@ def _rows(layout: Layout, component: Component, verify_tokens: int) -> Iterator[
             path,
             f"{rows} rows of {component.tokens_per_row} tokens in a page of {page} tokens",
             "a page's rows must cover exactly its tokens",
-            f"make {setting('pool.page_tokens')} a multiple of every compression ratio",
+            "make SLUICE_{role}_PAGE_TOKENS a multiple of every compression ratio",
         )
     if not is_ring(component):
         return
@@ -270,7 +276,7 @@ def _rows(layout: Layout, component: Component, verify_tokens: int) -> Iterator[
             f"{rows} rows, {needed} needed ({geometry_of(component)}, "
             f"{verify_tokens} tokens verified a step)",
             "a ring must hold all live rows and the ones being verified",
-            f"lower {setting('spec.steps')}, or build the ring for it",
+            "lower SLUICE_{role}_SPEC_STEPS, or build the ring for it",
         )
 
 

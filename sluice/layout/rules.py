@@ -13,6 +13,7 @@ from enum import Enum
 
 from sluice.layout.component import Component, Coverage, Space
 from sluice.layout.outcome import Mismatch, Severity
+from sluice.types import Role
 
 
 @dataclass(frozen=True)
@@ -45,17 +46,24 @@ def render(value: object) -> str:
     return str(value)
 
 
-def setting(name: str) -> str:
-    """Environment name of a pod's setting: ``pool.page_tokens`` -> ``SLUICE_POOL__PAGE_TOKENS``."""
-    return "SLUICE_" + name.replace(".", "__").upper()
+def setting(role: Role, name: str) -> str:
+    """Environment name of a pod's setting: ``page_tokens`` -> ``SLUICE_DECODE_PAGE_TOKENS``."""
+    return f"SLUICE_{role.value}_{name}".upper()
 
 
-def _one_setting(name: str) -> str:
-    env = setting(name)
-    return f"set {env}={{prefill}} on the decode pod, or {env}={{decode}} on the prefill pod"
+def _equal(name: str) -> str:
+    prefill, decode = setting(Role.PREFILL, name), setting(Role.DECODE, name)
+    return f"set {decode}={{prefill}} on the decode pod, or {prefill}={{decode}} on the prefill pod"
 
 
-_SAME_MODEL = f"point {setting('model_dir')} at the same checkpoint on both pods"
+def _same(name: str) -> str:
+    return f"give {setting(Role.PREFILL, name)} and {setting(Role.DECODE, name)} the same value"
+
+
+_SAME_MODEL = (
+    f"point {setting(Role.PREFILL, 'model_dir')} and {setting(Role.DECODE, 'model_dir')} "
+    "at the same checkpoint"
+)
 _SAME_RELEASE = "run the same Sluice release on both pods"
 _SAME_DRAFT = "load the same draft (the same checkpoint folder) on both pods"
 
@@ -89,20 +97,18 @@ RULES: Mapping[str, FieldRule] = {
     ),
     "Geometry.page_tokens": _fatal(
         "pages of different length: this version pairs equal pages only",
-        _one_setting("pool.page_tokens"),
+        _equal("page_tokens"),
     ),
     "Geometry.window_tokens": _fatal("the sliding windows differ in length", _SAME_MODEL),
     "Geometry.compression_ratios": _fatal("layers compress their history differently", _SAME_MODEL),
     "Geometry.pool_mode": _fatal(
         "one pod keeps windows in pages, the other in per-request rings",
-        _one_setting("pool.mode"),
+        _equal("pool_mode"),
     ),
     "Geometry.ring_rows": _convertible(
         "window rings of different stride: each pod turns positions into rows with its own"
     ),
-    "Geometry.kv_dtype": _fatal(
-        "state is stored in different number formats", _one_setting("pool.kv_dtype")
-    ),
+    "Geometry.kv_dtype": _fatal("state is stored in different number formats", _equal("kv_dtype")),
     "Geometry.byte_layout": _fatal("rows have a different byte order inside", _SAME_RELEASE),
     "Parallelism.tensor": _fatal(
         "different tensor-parallel widths: resharding is not yet supported by this version",
@@ -128,26 +134,24 @@ RULES: Mapping[str, FieldRule] = {
     "Component.name": _fatal("the pods have different components", _SAME_RELEASE),
     "Component.owner": _fatal("target and draft state must not be mixed", _SAME_RELEASE),
     "Component.kind": _fatal("the same name stands for different state", _SAME_RELEASE),
-    "Component.space": _fatal(
-        "the component is addressed differently", f"make {setting('pool.mode')} equal on both pods"
-    ),
+    "Component.space": _fatal("the component is addressed differently", _same("pool_mode")),
     "Component.coverage": _fatal("the pods would send different rows", _SAME_RELEASE),
     "Component.tokens_per_row": _fatal("a row stands for different numbers of tokens", _SAME_MODEL),
     "Component.rows_per_item": _fatal(
         "pages hold different numbers of rows",
-        f"make {setting('pool.page_tokens')} equal on both pods",
+        _same("page_tokens"),
     ),
     "Component.window_tokens": _fatal("the pods would send different rows", _SAME_MODEL),
     "Component.num_items": _harmless("capacities may differ: each pod allocates from its own"),
     "Entry.layer_id": _fatal("the entries belong to different layers", _SAME_MODEL),
     "Entry.dtype": _fatal(
         "rows are stored in different number formats",
-        f"make {setting('pool.kv_dtype')} equal on both pods",
+        _same("kv_dtype"),
     ),
     "Entry.row_shape": _fatal("rows have different shapes", _SAME_MODEL),
     "Entry.row_bytes": _fatal(
         "rows differ in size: writing one over the other would hit a neighbour's row",
-        f"make the model and {setting('pool.kv_dtype')} equal on both pods",
+        _same("kv_dtype"),
     ),
     "Entry.shard_axis": _fatal(
         "rows are split over ranks differently; resharding is not yet supported by this version",

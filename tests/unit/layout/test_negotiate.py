@@ -286,8 +286,8 @@ def test_a_different_pool_mode_explains_the_missing_window() -> None:
     _, decode_ = pair(mode="unified")
     fatal = {m.path: m for m in refuse(prefill, decode_).fatal}
     assert fatal["geometry.pool_mode"].remedy == (
-        "set SLUICE_POOL__MODE=paged on the decode pod, or SLUICE_POOL__MODE=unified on the "
-        "prefill pod"
+        "set SLUICE_DECODE_POOL_MODE=paged on the decode pod, or SLUICE_PREFILL_POOL_MODE=unified "
+        "on the prefill pod"
     )
     assert fatal["components[target.swa]"].decode_value == "absent"
     assert fatal["components[target.swa]"].explanation == "follows from geometry.pool_mode"
@@ -316,7 +316,7 @@ def test_a_refusal_becomes_an_error_with_both_values_and_a_remedy() -> None:
     error = refuse(prefill, _geometry(kv_dtype="bfloat16")(decode_)).error()
     assert isinstance(error, LayoutRefused)
     assert "geometry.kv_dtype: prefill float32, decode bfloat16" in str(error)
-    assert "SLUICE_POOL__KV_DTYPE=float32 on the decode pod" in error.remedy
+    assert "SLUICE_DECODE_KV_DTYPE=float32 on the decode pod" in error.remedy
 
 
 def test_swapping_the_pods_swaps_the_values_and_nothing_else() -> None:
