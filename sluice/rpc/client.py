@@ -53,6 +53,10 @@ def channel_options(config: ChannelConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.keepalive_time_ms", int(config.keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", int(config.keepalive_timeout_s * 1000)),
+        # The ping's own time-out (60 s unless told) is what ends a call to a silent peer, and a
+        # bandwidth probe in flight would hold the next ping back.
+        ("grpc.http2.ping_timeout_ms", int(config.keepalive_timeout_s * 1000)),
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.keepalive_permit_without_calls", 0),  # idle pods stay idle
         ("grpc.http2.max_pings_without_data", 0),  # a long prefill sends nothing for a while
         ("grpc.initial_reconnect_backoff_ms", 100),
