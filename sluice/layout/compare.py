@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
+from sluice.layout.causes import follow
 from sluice.layout.component import Component, Coverage, Entry, Owner
 from sluice.layout.layout import Layout
 from sluice.layout.outcome import Mismatch, Severity
@@ -49,9 +50,7 @@ def _spec(prefill: Layout, decode: Layout, allow_missing_draft: bool) -> Iterato
         if mismatch.path == "spec.algorithm":
             yield _one_sided(mismatch, decode, allow_missing_draft)
         else:
-            yield replace(
-                mismatch, severity=severity, explanation="follows from spec.algorithm", remedy=""
-            )
+            yield follow(replace(mismatch, severity=severity), "spec.algorithm")
 
 
 def _one_sided(mismatch: Mismatch, decode: Layout, allowed: bool) -> Mismatch:
@@ -109,16 +108,15 @@ def _missing(
     component = ours or theirs
     assert component is not None
     rule = rule_for(Component, "name")
+    mismatch = rule.mismatch(f"components[{name}]", _present(ours), _present(theirs))
     one_sided = drafts(prefill) != drafts(decode)
     if component.owner is Owner.DRAFT and one_sided:
         severity = Severity.CONVERTIBLE if allow_missing_draft else Severity.FATAL
-        rule = FieldRule(severity, "follows from spec.algorithm")
-    elif (
-        prefill.geometry.pool_mode != decode.geometry.pool_mode
-        and component.coverage is Coverage.WINDOW
-    ):
-        rule = FieldRule(Severity.FATAL, "follows from geometry.pool_mode")
-    return rule.mismatch(f"components[{name}]", _present(ours), _present(theirs))
+        return follow(replace(mismatch, severity=severity), "spec.algorithm")
+    one_mode = prefill.geometry.pool_mode == decode.geometry.pool_mode
+    if component.coverage is Coverage.WINDOW and not one_mode:
+        return follow(mismatch, "geometry.pool_mode")
+    return mismatch
 
 
 def _present(component: Component | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
+from sluice.layout.causes import attribute
 from sluice.layout.compare import compare, drafts
 from sluice.layout.component import Owner
 from sluice.layout.consistency import broken_rules
@@ -39,10 +40,8 @@ def negotiate(
     one pod only: then no draft component is sent, and ``Agreement.draft`` says what decode must do
     about it.
     """
-    found = (
-        *compare(prefill, decode, allow_missing_draft=allow_missing_draft),
-        *broken_rules(prefill, decode),
-    )
+    differences = tuple(compare(prefill, decode, allow_missing_draft=allow_missing_draft))
+    found = (*attribute(differences), *broken_rules(prefill, decode))
     if any(mismatch.severity is Severity.FATAL for mismatch in found):
         return Refusal(found)
     draft = _handover(prefill, decode)

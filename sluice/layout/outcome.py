@@ -8,6 +8,8 @@ from enum import Enum
 from sluice.errors import LayoutRefused
 from sluice.layout.component import Component
 
+FOLLOWS_FROM = "follows from "  # how the explanation of an effect begins; its cause's path follows
+
 
 class Severity(Enum):
     """What a difference between two layouts means."""
@@ -27,6 +29,12 @@ class Mismatch:
     severity: Severity
     explanation: str
     remedy: str  # which setting to change on which pod; empty when nothing needs to change
+
+    @property
+    def cause(self) -> str:
+        """Path of the difference that this one follows from; empty if it stands by itself."""
+        text = self.explanation
+        return text.removeprefix(FOLLOWS_FROM) if text.startswith(FOLLOWS_FROM) else ""
 
 
 class DraftHandover(Enum):
@@ -83,14 +91,20 @@ class Refusal:
 
     def summary(self, limit: int = 4) -> str:
         """One line for logs and status: how many, and the first few with both values."""
-        fatal = self.fatal
+        fatal = [m for m in self.fatal if not m.cause]
         shown = "; ".join(
             f"{m.path}: prefill {shorten(m.prefill_value)}, decode {shorten(m.decode_value)}"
             for m in fatal[:limit]
         )
         more = f"; and {len(fatal) - limit} more" if len(fatal) > limit else ""
-        count = "1 fatal difference" if len(fatal) == 1 else f"{len(fatal)} fatal differences"
-        return f"{count}: {shown}{more}"
+        return f"{self.count()}: {shown}{more}"
+
+    def count(self) -> str:
+        """``2 fatal differences (and 7 that follow)``."""
+        causes = sum(not m.cause for m in self.fatal)
+        effects = len(self.fatal) - causes
+        count = "1 fatal difference" if causes == 1 else f"{causes} fatal differences"
+        return count + (f" (and {effects} that follow)" if effects else "")
 
     def error(self) -> LayoutRefused:
         remedy = next((m.remedy for m in self.fatal if m.remedy), "")
