@@ -27,12 +27,12 @@ class FreeRuns:
     def take(self, count: int, after: int = 0) -> list[int]:
         """Remove and return ``count`` numbers; the caller checks that enough exist.
 
-        First those that continue ``after``, then the lowest run that fits the rest, and only when
+        First those that continue ``after`` (itself not in the set; 0 = no wish), then the lowest run that fits the rest, and only when
         none does, the lowest numbers of several runs.
         """
         taken: list[int] = []
         at = bisect_left(self._starts, after + 1)
-        if at < len(self._starts) and self._starts[at] == after + 1:
+        if after > 0 and at < len(self._starts) and self._starts[at] == after + 1:
             taken += self._cut(at, count)
         while len(taken) < count:
             missing = count - len(taken)
