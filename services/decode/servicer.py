@@ -25,7 +25,7 @@ from sluice.rpc.convert_decode import (
     tokens_to_pb,
 )
 from sluice.rpc.messages import DecodeStatus, Finished, PodLayout, pool_statuses
-from sluice.v1 import decode_pb2, decode_pb2_grpc, layout_pb2
+from sluice.v1 import decode_pb2, decode_pb2_grpc, layout_pb2, prefill_pb2
 
 _PAIR_TIMEOUT_S = 15.0
 

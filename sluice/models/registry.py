@@ -1,0 +1,75 @@
+"""From a checkpoint folder to a loaded model, by the architecture its config.json names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from sluice.errors import ConfigError, UnsupportedModel
+from sluice.models.base import DraftModel, TargetModel
+from sluice.models.deepseek_v4.config import ARCHITECTURE as DEEPSEEK_V4
+from sluice.models.deepseek_v4.load import load_deepseek_v4
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A target and, where its checkpoint has one and it was asked for, its draft."""
+
+    target: TargetModel
+    draft: DraftModel | None
+
+
+Loader = Callable[[Path, torch.dtype, str, bool], LoadedModel]
+
+
+def _deepseek_v4(folder: Path, dtype: torch.dtype, device: str, draft: bool) -> LoadedModel:
+    loaded = load_deepseek_v4(folder, dtype=dtype, device=device, draft=draft)
+    return LoadedModel(loaded.target, loaded.draft)
+
+
+LOADERS: Mapping[str, Loader] = {DEEPSEEK_V4: _deepseek_v4}
+
+
+def load_model(
+    model_dir: Path, *, device: str = "cpu", dtype: str = "float32", draft: bool = True
+) -> LoadedModel:
+    """Load the checkpoint in ``model_dir``; ``draft=False`` leaves its draft layer out.
+
+    Raises ``UnsupportedModel`` for an architecture nobody registered, ``ConfigError`` for a bad ``dtype``, and
+    whatever the family's loader raises.
+    """
+    architecture = _architecture(model_dir)
+    loader = LOADERS.get(architecture)
+    if loader is None:
+        raise UnsupportedModel(
+            f"{model_dir.name}: architecture {architecture!r} is not supported",
+            stage="load",
+            remedy=f"supported: {', '.join(sorted(LOADERS))}",
+        )
+    return loader(model_dir, _dtype(dtype), device, draft)
+
+
+def _architecture(model_dir: Path) -> str:
+    path = model_dir / "config.json"
+    try:
+        names = json.loads(path.read_text()).get("architectures") or [""]
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"can't read {path}: {error}", stage="load", remedy="name a checkpoint folder"
+        ) from error
+    return str(names[0])
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ConfigError(
+            f"dtype {name!r} is not a floating point type of torch",
+            stage="load",
+            remedy="float32, bfloat16 or float16",
+        )
+    return dtype
