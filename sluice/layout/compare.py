@@ -48,24 +48,25 @@ def _spec(prefill: Layout, decode: Layout, allow_missing_draft: bool) -> Iterato
     severity = Severity.CONVERTIBLE if allow_missing_draft else Severity.FATAL
     for mismatch in found:
         if mismatch.path == "spec.algorithm":
-            yield _one_sided(mismatch, decode, allow_missing_draft)
+            yield _one_sided(mismatch, prefill, decode, allow_missing_draft)
         else:
             yield follow(replace(mismatch, severity=severity), "spec.algorithm")
 
 
-def _one_sided(mismatch: Mismatch, decode: Layout, allowed: bool) -> Mismatch:
+def _one_sided(mismatch: Mismatch, prefill: Layout, decode: Layout, allowed: bool) -> Mismatch:
     """A draft on one pod only: refused, unless somebody said in so many words that it is meant."""
     has, lacks = Role.DECODE, Role.PREFILL
     if not drafts(decode):
         has, lacks = lacks, has
+    steps = max(prefill.spec.steps, decode.spec.steps)
     if not allowed:
         return replace(
             mismatch,
             severity=Severity.FATAL,
             explanation=f"only the {has.value} pod has a draft, so its state can't be handed over",
             remedy=(
-                f"draft on both pods ({setting(lacks, 'spec_steps')}) or on neither "
-                f"({setting(has, 'spec_steps')}=0); to run like this, set {_ALLOW}=true"
+                f"to draft on both pods set {setting(lacks, 'spec_steps')}={steps}, to draft on "
+                f"neither {setting(has, 'spec_steps')}=0; to run as it is, {_ALLOW}=true"
             ),
         )
     outcome = (

@@ -1,4 +1,6 @@
-"""What a single pod's layout must keep: draft rules with both geometries in the message, ring lengths."""
+"""What a single pod's layout must keep: draft rules with both geometries in the message, ring
+lengths.
+"""
 
 from __future__ import annotations
 

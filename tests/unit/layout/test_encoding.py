@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from sluice.errors import ConfigError
 from sluice.layout.encoding import decode, encode, fingerprint
@@ -15,12 +15,14 @@ from tests.unit.layout.example_layouts import SMALL, Pod, layout_of, with_compon
 from tests.unit.layout.strategies import layouts
 
 
+@settings(max_examples=50)
 @given(layouts)
 def test_a_layout_survives_saving_and_loading(layout: Layout) -> None:
     assert decode(encode(layout)) == layout
     assert decode(encode(layout, indent=2)) == layout
 
 
+@settings(max_examples=50)
 @given(layouts, layouts)
 def test_text_and_fingerprint_are_functions_of_the_layout(one: Layout, other: Layout) -> None:
     assert (encode(one) == encode(other)) == (one == other)

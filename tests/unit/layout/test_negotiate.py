@@ -1,4 +1,6 @@
-"""The gate: what agrees, what is refused and under which name, and that both sides compute the same."""
+"""The gate: what agrees, what is refused and under which name, and that both sides compute the
+same.
+"""
 
 from __future__ import annotations
 

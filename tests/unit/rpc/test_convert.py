@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice import errors
@@ -36,6 +36,7 @@ ERROR_TYPES = [
 ]
 
 
+@settings(max_examples=50)
 @given(layouts)
 def test_a_layout_arrives_equal(layout: Layout) -> None:
     wire = layout_to_pb(layout).SerializeToString()
