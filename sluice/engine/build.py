@@ -1,4 +1,4 @@
-"""Puts an engine together from a checkpoint folder: model, memory for its state, step loop."""
+"""An engine from a checkpoint folder: model, memory and core put together for one role."""
 
 from __future__ import annotations
 
@@ -12,23 +12,17 @@ from sluice.types import Role
 
 
 def build_engine(
-    model_dir: Path,
-    role: Role,
-    pool: PoolConfig,
-    spec: SpecConfig,
-    config: EngineConfig,
-    *,
-    dtype: str = "float32",
+    model_dir: Path, role: Role, pool: PoolConfig, spec: SpecConfig, config: EngineConfig
 ) -> EngineCore:
-    """Load, allocate and wire. Blocks for as long as loading takes.
+    """Load the checkpoint onto ``pool.device`` and reserve its state memory.
 
-    With ``spec.steps == 0`` the draft is not loaded and its state does not exist. Raises the ``ConfigError`` family.
+    The draft is loaded when the checkpoint has one and ``spec.steps > 0``. Rings are sized by
+    ``spec`` in any case, so that a pod without a draft still agrees on them with one that has it.
+    Raises ``ConfigError`` and its children.
     """
-    model = load_model(model_dir, device=pool.device, dtype=dtype, draft=spec.steps > 0)
-    needs = model.target.state_needs(pool.kv_dtype)
-    verify_tokens = 1
-    if model.draft is not None:
-        needs += model.draft.state_needs(pool.kv_dtype)
-        verify_tokens = spec.verify_tokens
-    memory = build_memory(needs, pool, verify_tokens)
-    return EngineCore(role, model.target, model.draft, memory, spec, config, pool)
+    loaded = load_model(model_dir, device=pool.device, dtype=pool.kv_dtype, draft=spec.steps > 0)
+    needs = loaded.target.state_needs(pool.kv_dtype)
+    if loaded.draft is not None:
+        needs += loaded.draft.state_needs(pool.kv_dtype)
+    memory = build_memory(needs, pool, spec.verify_tokens)
+    return EngineCore(role, loaded.target, loaded.draft, memory, spec, config, pool)

@@ -168,7 +168,9 @@ class EngineFacade:
 
     def _require(self, role: Role) -> None:
         if self._core.role is not role:
-            raise ConfigError(f"needs a {role.value} engine, this one is {self._core.role.value}")
+            raise ConfigError(
+                f"needs the {role.value} role, this engine is {self._core.role.value}"
+            )
 
     def _stream(self, request_id: RequestId, command: Callable[[EngineCore], None]) -> TokenStream:
         stream = TokenStream(request_id, self._abandon)

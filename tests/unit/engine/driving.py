@@ -1,4 +1,6 @@
-"""Running an ``EngineCore`` by hand in tests: submit, step until idle, collect what each request said."""
+"""Running an ``EngineCore`` by hand in tests: submit, step until idle, collect what each request
+said.
+"""
 
 from __future__ import annotations
 

@@ -210,7 +210,9 @@ def test_requests_of_another_role_are_refused() -> None:
 def test_abort_after_any_number_of_steps_leaves_pools_at_baseline(
     mode: PoolMode, steps_before: int
 ) -> None:
-    """With a budget of 7 and 20 prompt tokens: queued, mid-prefill, between chunks, running, finished."""
+    """With a budget of 7 and 20 prompt tokens: queued, mid-prefill, between chunks, running,
+    finished.
+    """
     core: EngineCore = toy_core(mode=mode, config=EngineConfig(max_batch_tokens=7))
     core.submit(request("a", prompt_of(20)))
     core.submit(request("b", prompt_of(9)))

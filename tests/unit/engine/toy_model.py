@@ -1,7 +1,9 @@
-"""A tiny deterministic language model over real memory: integer state, so equality is exact in any batching.
+"""A tiny deterministic language model over real memory: integer state, so equality is exact in any
+batching.
 
-The next token depends on the last W tokens, on every closed block of four and on nothing else, through rows in the
-pools. A row that was never written is NaN (``fill="nan"``) and makes the forward raise.
+The next token depends on the last W tokens, on every closed block of four and on nothing else,
+through rows in the pools. A row that was never written is NaN (``fill="nan"``) and makes the
+forward raise.
 """
 
 from __future__ import annotations
@@ -134,7 +136,9 @@ class ToyTarget:
 
 
 class ToyDraft:
-    """A window-only draft: row t mixes the target's state at t with token t + 1; sees its own last W rows."""
+    """A window-only draft: row t mixes the target's state at t with token t + 1; sees its own last
+    W rows.
+    """
 
     def __init__(self, logits: Tensor | None = None) -> None:
         self._logits = _table(2) if logits is None else logits
@@ -161,7 +165,8 @@ class ToyDraft:
 
 
 class OracleDraft:
-    """Knows every request's true continuation, and says it where ``right(position)`` holds, else something else.
+    """Knows every request's true continuation, and says it where ``right(position)`` holds, else
+    something else.
 
     ``truth[request_id]`` holds prompt and output. Hidden rows are ``[request number, position]``.
     """
@@ -198,7 +203,7 @@ def pool_config(mode: PoolMode = PoolMode.PAGED, *, num_slots: int = 8) -> PoolC
         mode=mode,
         page_tokens=16,
         num_pages=64,
-        num_window_pages=32,
+        num_window_pages=80,
         num_slots=num_slots,
         fill="nan",
     )
@@ -237,10 +242,19 @@ def prompt_of(length: int, seed: int = 0) -> tuple[int, ...]:
 
 
 def copy_state(
-    source: Memory, src: RequestTables, target: Memory, dst: RequestTables, length: int
+    source: Memory,
+    src: RequestTables,
+    target: Memory,
+    dst: RequestTables,
+    length: int,
+    *,
+    with_draft: bool = True,
+    skip: str = "",
 ) -> None:
     """What a transfer does, component by component: live rows of a prompt, row by row."""
     for component in source.components():
+        if component.name == skip or (component.owner is Owner.DRAFT and not with_draft):
+            continue
         twin = target.component(component.name)
         pairs = pair_runs(span(component, src, length), span(twin, dst, length))
         for entry in component.entries:
