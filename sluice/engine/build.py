@@ -12,15 +12,21 @@ from sluice.types import Role
 
 
 def build_engine(
-    model_dir: Path, role: Role, pool: PoolConfig, spec: SpecConfig, config: EngineConfig
+    model_dir: Path,
+    role: Role,
+    pool: PoolConfig,
+    spec: SpecConfig,
+    config: EngineConfig,
+    *,
+    dtype: str = "float32",
 ) -> EngineCore:
-    """Load the checkpoint onto ``pool.device`` and reserve its state memory.
+    """Load the checkpoint onto ``pool.device`` to compute in ``dtype``, and reserve its state memory.
 
     The draft is loaded when the checkpoint has one and ``spec.steps > 0``. Rings are sized by
     ``spec`` in any case, so that a pod without a draft still agrees on them with one that has it.
     Raises ``ConfigError`` and its children.
     """
-    loaded = load_model(model_dir, device=pool.device, dtype=pool.kv_dtype, draft=spec.steps > 0)
+    loaded = load_model(model_dir, device=pool.device, dtype=dtype, draft=spec.steps > 0)
     needs = loaded.target.state_needs(pool.kv_dtype)
     if loaded.draft is not None:
         needs += loaded.draft.state_needs(pool.kv_dtype)
