@@ -191,6 +191,10 @@ class StateMemory(Protocol):
         """Whether a request of up to ``max_tokens`` positions fits beside what is promised."""
         ...
 
+    def could_ever_open(self, max_tokens: int) -> bool:
+        """Whether it fits into an empty memory; if not, waiting is useless."""
+        ...
+
     def open(self, request_id: RequestId, max_tokens: int) -> RequestTables:
         """Take a slot, promise capacity for ``max_tokens`` positions, or raise ``Overloaded``."""
         ...

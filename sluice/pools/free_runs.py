@@ -27,8 +27,8 @@ class FreeRuns:
     def take(self, count: int, after: int = 0) -> list[int]:
         """Remove and return ``count`` numbers; the caller checks that enough exist.
 
-        First those that continue ``after`` (itself not in the set; 0 = no wish), then the lowest run that fits the rest, and only when
-        none does, the lowest numbers of several runs.
+        First those that continue ``after`` (itself not in the set; 0 = no wish), then the lowest
+        run that fits the rest, and only when none does, the lowest numbers of several runs.
         """
         taken: list[int] = []
         at = bisect_left(self._starts, after + 1)
