@@ -41,7 +41,8 @@ def negotiate(
     about it.
     """
     differences = tuple(compare(prefill, decode, allow_missing_draft=allow_missing_draft))
-    found = (*attribute(differences), *broken_rules(prefill, decode))
+    broken = tuple(broken_rules(prefill, decode))
+    found = (*_without_notes_on(broken, attribute(differences)), *broken)
     if any(mismatch.severity is Severity.FATAL for mismatch in found):
         return Refusal(found)
     draft = _handover(prefill, decode)
@@ -53,6 +54,14 @@ def negotiate(
     return Agreement(
         digest=_digest(prefill, decode, plans, draft), plans=plans, draft=draft, notes=found
     )
+
+
+def _without_notes_on(
+    broken: tuple[Mismatch, ...], differences: tuple[Mismatch, ...]
+) -> tuple[Mismatch, ...]:
+    """A stride that breaks a rule must not be called convertible in the same breath."""
+    paths = {mismatch.path for mismatch in broken}
+    return tuple(m for m in differences if m.severity is Severity.FATAL or m.path not in paths)
 
 
 def _handover(prefill: Layout, decode: Layout) -> DraftHandover:
