@@ -72,7 +72,6 @@ VARIANTS: dict[str, dict[str, object]] = {
             "heavily_compressed_attention": 16,
         },
         "num_hidden_layers": 4,
-        "hc_sinkhorn_iters": 20,
     },
 }
 

@@ -92,4 +92,5 @@ def top_ordinals(scores_TE: Tensor, topk: int) -> Tensor:
     tied_TE = scores_TE == border_T1
     room_T1 = topk - above_TE.sum(-1, keepdim=True)
     chosen_TE = above_TE | (tied_TE & (tied_TE.cumsum(-1) <= room_T1))
-    return chosen_TE.nonzero()[:, 1].unflatten(0, (-1, topk))
+    ordinal_TK: Tensor = chosen_TE.nonzero()[:, 1].unflatten(0, (-1, topk))
+    return ordinal_TK

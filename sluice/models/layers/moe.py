@@ -98,7 +98,8 @@ def routed_experts(
     else:
         out_PD = _sorted_by_expert(x_TD, routing.expert_TK, w13_EJD, w2_EDI, limit)
     out_TKD = out_PD.unflatten(0, routing.expert_TK.shape)
-    return (out_TKD * routing.weight_TK.unsqueeze(-1)).sum(1).to(x_TD.dtype)
+    weighted_TKD: Tensor = out_TKD * routing.weight_TK.unsqueeze(-1)
+    return weighted_TKD.sum(1).to(x_TD.dtype)
 
 
 def _gathered(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -19,8 +20,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
     Shapes: ``x [..., C]``, ``weight [C]`` or None, result ``[..., C]``.
     """
-    wide = x.to(accumulation_dtype(x.dtype))
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    wide = accumulation_dtype(x.dtype)
     if weight is not None:
-        normed = normed * weight
-    return normed.to(x.dtype)
+        weight = weight.to(wide)
+    return F.rms_norm(x.to(wide), x.shape[-1:], weight, eps).to(x.dtype)
