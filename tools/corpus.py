@@ -16,6 +16,7 @@ AUSTEN_RDB = "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb"
 MIN_PARAGRAPH_CHARS = 40
 CHARSXP_ENCODINGS = frozenset({0x02, 0x04, 0x08})  # bytes, latin-1/UTF-8 and ASCII flag bits
 MAX_LINE_BYTES = 400
+_PLAIN_PUNCTUATION = {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0x2014: "--"}
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def bible_text(root: Path) -> str:
 
 def clean_paragraphs(text: str) -> list[str]:
     """Paragraphs with inner newlines and runs of blanks turned into single spaces."""
-    plain = text.translate(str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "—": "--"}))
+    plain = text.translate(_PLAIN_PUNCTUATION)
     paragraphs = (re.sub(r"\s+", " ", part).strip() for part in re.split(r"\n\s*\n", plain))
     return [part for part in paragraphs if len(part) >= MIN_PARAGRAPH_CHARS]
 

@@ -88,7 +88,8 @@ class Attention(nn.Module):
         grouped = o_BTHd.flatten(-2).unflatten(-1, (groups, -1))
         weight = self.wo_a.weight.unflatten(0, (groups, rank))
         parts = [F.linear(grouped[..., g, :], weight[g]) for g in range(groups)]
-        return self.wo_b(torch.cat(parts, dim=-1))
+        out: Tensor = self.wo_b(torch.cat(parts, dim=-1))
+        return out
 
 
 class _KeySets:
@@ -155,7 +156,7 @@ class _KeySets:
     def index_loss(self, index_scores: Tensor, visible_TE: Tensor, rows: int) -> Tensor:
         """KL from the head-summed attention over visible entries to the indexer's softmax, mean per token."""
         with torch.no_grad():
-            batch, tokens, heads, dim = self.q.shape
+            _, tokens, heads, dim = self.q.shape
             entries = self.values[-1][1][:rows]
             raw = self.q[:rows].reshape(rows, tokens * heads, dim) @ entries.transpose(1, 2)
             raw = raw.view(rows, tokens, heads, -1).masked_fill(~visible_TE[:, None], NEG_INF)

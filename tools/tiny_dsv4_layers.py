@@ -132,7 +132,8 @@ class Compressor(nn.Module):
             gate = torch.cat((_shift(gate[..., : self.dim], NEG_INF), gate[..., self.dim :]), dim=2)
         entries = self.norm((torch.softmax(gate, dim=2) * kv).sum(2))
         starts = torch.arange(count, device=x.device) * self.ratio
-        return rope(entries, starts)
+        rotated: Tensor = rope(entries, starts)
+        return rotated
 
 
 def _shift(x: Tensor, fill: float) -> Tensor:
@@ -158,7 +159,24 @@ class Indexer(nn.Module):
         weight_BTI = self.weights_proj(x_BTD) * (self.dim**-0.5 * self.heads**-0.5)
         dots = torch.relu(q_BTIc.flatten(1, 2) @ keys_BEc.transpose(1, 2))
         dots_BTIE = dots.unflatten(1, (x_BTD.shape[1], self.heads))
-        return (weight_BTI.unsqueeze(2) @ dots_BTIE).squeeze(2)
+        scores_BTE: Tensor = (weight_BTI.unsqueeze(2) @ dots_BTIE).squeeze(2)
+        return scores_BTE
+
+
+class Gate(nn.Module):
+    """Router weights; `tid2eid` [V, K] exists in hash layers only, `bias` [experts] in all others."""
+
+    tid2eid: Tensor
+    bias: Tensor
+
+    def __init__(self, config: TinyConfig, hashed: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.n_routed_experts, config.hidden_size))
+        if hashed:
+            table = torch.zeros(config.vocab_size, config.num_experts_per_tok, dtype=torch.int64)
+            self.register_buffer("tid2eid", table)
+        else:
+            self.register_buffer("bias", torch.zeros(config.n_routed_experts))
 
 
 class MoE(nn.Module):
@@ -169,13 +187,7 @@ class MoE(nn.Module):
     def __init__(self, config: TinyConfig, hashed: bool) -> None:
         super().__init__()
         self.config, self.hashed = config, hashed
-        self.gate = nn.Module()
-        self.gate.weight = nn.Parameter(torch.empty(config.n_routed_experts, config.hidden_size))
-        if hashed:
-            table = torch.zeros(config.vocab_size, config.num_experts_per_tok, dtype=torch.int64)
-            self.gate.register_buffer("tid2eid", table)
-        else:
-            self.gate.register_buffer("bias", torch.zeros(config.n_routed_experts))
+        self.gate = Gate(config, hashed)
         self.experts = nn.ModuleList(Expert(config) for _ in range(config.n_routed_experts))
         self.shared_experts = Expert(config)
         self.register_buffer("load", torch.zeros(config.n_routed_experts), persistent=False)
@@ -198,7 +210,8 @@ class MoE(nn.Module):
         rows = x.index_select(0, token).split(counts.tolist())
         routed = torch.cat([e(r) for e, r in zip(self.experts, rows, strict=True)])
         routed = routed * weights.flatten().index_select(0, order).unsqueeze(-1)
-        return out.index_add(0, token, routed)
+        total: Tensor = out.index_add(0, token, routed)
+        return total
 
 
 class Expert(nn.Module):
@@ -214,4 +227,5 @@ class Expert(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate = self.w1(x).clamp(max=self.limit)
-        return self.w2(F.silu(gate) * self.w3(x).clamp(-self.limit, self.limit))
+        out: Tensor = self.w2(F.silu(gate) * self.w3(x).clamp(-self.limit, self.limit))
+        return out

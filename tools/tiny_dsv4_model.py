@@ -16,29 +16,29 @@ _COMB_DIAGONAL = 3.0
 _PRE_LOGIT_OFF, _PRE_LOGIT_ON = -2.0, 0.5
 
 
-class HyperParams(nn.Module):
-    """Owns nothing; `attach` puts the official hc_* parameters on a block."""
+_AVERAGE_LOGIT = -1.1  # sigmoid gives a quarter: four streams start as a plain average
 
-    @staticmethod
-    def attach(module: nn.Module, name: str, config: TinyConfig, favourite: int) -> None:
-        """Streams start apart: each sublayer reads mostly its `favourite` stream and mixing starts near identity."""
-        n = config.hc_mult
-        base = torch.zeros((2 + n) * n)
-        base[:n] = _PRE_LOGIT_OFF
-        base[favourite % n] = _PRE_LOGIT_ON
-        base[2 * n :] = (torch.eye(n) * _COMB_DIAGONAL).flatten()
-        fn = torch.randn((2 + n) * n, n * config.hidden_size) * 0.02
-        setattr(module, f"hc_{name}_fn", nn.Parameter(fn))
-        setattr(module, f"hc_{name}_base", nn.Parameter(base))
-        setattr(module, f"hc_{name}_scale", nn.Parameter(torch.full((3,), 0.1)))
 
-    @staticmethod
-    def attach_head(module: nn.Module, config: TinyConfig) -> None:
-        """The collapse before a head starts as a plain average."""
-        n = config.hc_mult
-        module.hc_head_fn = nn.Parameter(torch.randn(n, n * config.hidden_size) * 0.02)
-        module.hc_head_base = nn.Parameter(torch.full((n,), -1.1))
-        module.hc_head_scale = nn.Parameter(torch.full((1,), 0.1))
+def hyper_parameters(
+    config: TinyConfig, favourite: int
+) -> tuple[nn.Parameter, nn.Parameter, nn.Parameter]:
+    """fn, base, scale. Streams start apart: each sublayer reads mostly its `favourite` stream, and
+    mixing starts near identity."""
+    n = config.hc_mult
+    base = torch.zeros((2 + n) * n)
+    base[:n] = _PRE_LOGIT_OFF
+    base[favourite % n] = _PRE_LOGIT_ON
+    base[2 * n :] = (torch.eye(n) * _COMB_DIAGONAL).flatten()
+    fn = torch.randn((2 + n) * n, n * config.hidden_size) * 0.02
+    return nn.Parameter(fn), nn.Parameter(base), nn.Parameter(torch.full((3,), 0.1))
+
+
+def collapse_parameters(config: TinyConfig) -> tuple[nn.Parameter, nn.Parameter, nn.Parameter]:
+    """fn, base, scale of the collapse before a head."""
+    n = config.hc_mult
+    fn = torch.randn(n, n * config.hidden_size) * 0.02
+    base = torch.full((n,), _AVERAGE_LOGIT)
+    return nn.Parameter(fn), nn.Parameter(base), nn.Parameter(torch.full((1,), 0.1))
 
 
 class Block(nn.Module):
@@ -52,22 +52,24 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.attn = Attention(config, ratio)
         self.ffn = MoE(config, hashed)
-        HyperParams.attach(self, "attn", config, 2 * index)
-        HyperParams.attach(self, "ffn", config, 2 * index + 1)
+        self.hc_attn_fn, self.hc_attn_base, self.hc_attn_scale = hyper_parameters(config, 2 * index)
+        self.hc_ffn_fn, self.hc_ffn_base, self.hc_ffn_scale = hyper_parameters(config, 2 * index + 1)
 
     def forward(self, x_BTND: Tensor, ids_BT: Tensor, chain: list[Tensor] | None = None) -> Tensor:
         batch_tokens = x_BTND.shape[:2]
         x = x_BTND.flatten(0, 1)  # hyper-connections know no sequence; a fixed row count compiles once
-        y, post, comb = self._mix(x, "attn")
+        y, post, comb = self._mix(x, self.hc_attn_fn, self.hc_attn_base, self.hc_attn_scale)
         f = self.attn(self.attn_norm(y).unflatten(0, batch_tokens), chain)
         x = self.write(x, f.flatten(0, 1), post, comb)
-        y, post, comb = self._mix(x, "ffn")
+        y, post, comb = self._mix(x, self.hc_ffn_fn, self.hc_ffn_base, self.hc_ffn_scale)
         x = self.write(x, self.ffn(self.ffn_norm(y), ids_BT.flatten()), post, comb)
-        return x.unflatten(0, batch_tokens)
+        out: Tensor = x.unflatten(0, batch_tokens)
+        return out
 
-    def _mix(self, x: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
+    def _mix(
+        self, x: Tensor, fn: Tensor, base: Tensor, scale: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         c = self.config
-        fn, base, scale = (getattr(self, f"hc_{name}_{part}") for part in ("fn", "base", "scale"))
         return self.mix(x, fn, base, scale, c.hc_sinkhorn_iters, c.hc_eps, c.rms_norm_eps)
 
 
@@ -80,12 +82,13 @@ class NextN(Block):
         self.e_proj = nn.Linear(hidden, hidden, bias=False)
         self.h_proj = nn.Linear(hidden, hidden, bias=False)
         self.enorm, self.hnorm, self.norm = (RMSNorm(hidden, eps) for _ in range(3))
-        HyperParams.attach_head(self, config)
+        self.hc_head_fn, self.hc_head_base, self.hc_head_scale = collapse_parameters(config)
 
     def draft(self, embedded_BTD: Tensor, x_BTND: Tensor, ids_BT: Tensor, chain: list[Tensor] | None) -> Tensor:
         """Streams Y [B, T, N, D] from the embedding of the next token and the streams before it."""
         joined = self.e_proj(self.enorm(embedded_BTD)).unsqueeze(2) + self.h_proj(self.hnorm(x_BTND))
-        return self(joined, ids_BT, chain)
+        y_BTND: Tensor = self(joined, ids_BT, chain)
+        return y_BTND
 
 
 class TinyDeepseekV4(nn.Module):
@@ -100,7 +103,7 @@ class TinyDeepseekV4(nn.Module):
             Block(config, ratio, index < config.num_hash_layers, index)
             for index, ratio in enumerate(config.layer_ratios)
         )
-        HyperParams.attach_head(self, config)
+        self.hc_head_fn, self.hc_head_base, self.hc_head_scale = collapse_parameters(config)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.mtp = nn.ModuleList([NextN(config)])
@@ -121,7 +124,7 @@ class TinyDeepseekV4(nn.Module):
 
     def streams(self, ids_BT: Tensor) -> Tensor:
         """Streams X [B, T, N, D] after the last layer."""
-        x = self.embed(ids_BT).unsqueeze(2).expand(-1, -1, self.config.hc_mult, -1)
+        x: Tensor = self.embed(ids_BT).unsqueeze(2).expand(-1, -1, self.config.hc_mult, -1)
         for layer in self.layers:
             x = layer(x, ids_BT)
         return x
@@ -132,20 +135,26 @@ class TinyDeepseekV4(nn.Module):
 
     def draft_logits(self, y_BTND: Tensor) -> Tensor:
         """NextN logits [B, T, V]."""
-        return self._head(self.mtp[0], y_BTND)
+        return self._head(self.nextn, y_BTND)
 
     def draft(self, x_BTND: Tensor, next_ids_BT: Tensor, chain: list[Tensor] | None = None) -> Tensor:
         """One NextN pass; `next_ids_BT[:, t]` is the token at t + 1."""
+        return self.nextn.draft(self.embed(next_ids_BT), x_BTND, next_ids_BT, chain)
+
+    @property
+    def nextn(self) -> NextN:
+        """The draft layer."""
         layer = self.mtp[0]
         assert isinstance(layer, NextN)
-        return layer.draft(self.embed(next_ids_BT), x_BTND, next_ids_BT, chain)
+        return layer
 
-    def _head(self, owner: nn.Module, x_BTND: Tensor) -> Tensor:
+    def _head(self, owner: TinyDeepseekV4 | NextN, x_BTND: Tensor) -> Tensor:
         c = self.config
         y = hyper_collapse(
             x_BTND, owner.hc_head_fn, owner.hc_head_base, owner.hc_head_scale, c.hc_eps, c.rms_norm_eps
         )
-        return self.head(owner.norm(y))
+        logits_BTV: Tensor = self.head(owner.norm(y))
+        return logits_BTV
 
     def compile(self) -> None:
         """Fuse the hyper-connection arithmetic (a tenth of a step; costs a minute at the start)."""

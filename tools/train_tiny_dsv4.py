@@ -29,6 +29,7 @@ BIAS_STEP = 1e-3
 DRAFT_STEPS = 3
 LONG_PHASE_START = 0.62
 DECAY_START = 0.55
+_PLAN_OPTIONS = ("steps", "minutes", "nextn_steps", "nextn_minutes", "rows", "tokens", "seed")
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,8 @@ def train_joint(model: TinyDeepseekV4, data: RowSource, plan: Plan, out: Path | 
         losses.append(main.item())
         if step % 20 == 0:
             mean = sum(losses[-20:]) / len(losses[-20:])
-            _log(f"step {step} {progress:.3f} main {mean:.3f} nextn {drafted.item():.3f} index {index.item():.3f}", start)
+            figures = f"main {mean:.3f} nextn {drafted.item():.3f} index {index.item():.3f}"
+            _log(f"step {step} {progress:.3f} {figures}", start)
         if step % 100 == 99:
             _log(f"step {step} {evaluate(model, data, plan)}", start)
         if out is not None and time.monotonic() - saved > 180:
@@ -207,13 +209,12 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--nextn-only", action="store_true", help="start from the model already in --out")
-    for name in ("steps", "minutes", "nextn_steps", "nextn_minutes", "rows", "tokens", "seed"):
+    for name in _PLAN_OPTIONS:
         default = getattr(Plan, name)
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    chosen = {n: getattr(args, n) for n in ("steps", "minutes", "nextn_steps", "nextn_minutes", "rows", "tokens", "seed")}
-    plan = Plan(**chosen)
+    plan = Plan(**{name: getattr(args, name) for name in _PLAN_OPTIONS})
     corpus = load_corpus(args.cache)
     if args.nextn_only:
         tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
