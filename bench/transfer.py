@@ -29,8 +29,8 @@ import torch
 from numpy.typing import NDArray
 
 from bench.transfer_peer import METHOD
+from bench.transfer_report import Rate, RequestRow, component_table, rate_table, request_table
 from bench.transfer_state import (
-    ComponentSize,
     digests,
     flash_config,
     open_request,
@@ -54,33 +54,6 @@ SMALLEST_MESSAGE = (
 )  # gRPC: 4 KB messages are a hundred times slower, nobody would send them
 LARGEST_MESSAGE = 1 << 20
 WAIT_S = 120.0
-
-
-@dataclass(frozen=True)
-class Rate:
-    """One way at one page size over all rounds. CPU is user + system of both processes."""
-
-    way: str
-    page_bytes: int
-    best_gb_s: float
-    median_gb_s: float
-    sender_cpu_s_per_gb: float
-    receiver_cpu_s_per_gb: float
-
-
-@dataclass(frozen=True)
-class RequestRow:
-    """One prompt's hand-over, prefill memory to decode memory in another process."""
-
-    pool_mode: str
-    tls: str
-    prompt_tokens: int
-    num_bytes: int
-    num_writes: int
-    plan_s: float
-    transfer_s: float
-    digest_s: float
-    components: tuple[ComponentSize, ...]
 
 
 class Peer:
@@ -159,7 +132,7 @@ def tcp_way(peer: Peer) -> Way:
 
 def grpc_way(peer: Peer) -> Way:
     channel = grpc.insecure_channel(f"127.0.0.1:{json.loads(peer.greeting)['port']}")
-    call = channel.stream_unary(METHOD)
+    call: Any = channel.stream_unary(METHOD)
 
     def messages(pages: Pages) -> Iterator[bytes]:
         size = min(max(pages.page_bytes, SMALLEST_MESSAGE), LARGEST_MESSAGE)
@@ -262,7 +235,7 @@ def move_request(mode: str, length: int, tls: str, repeats: int = 3) -> RequestR
     """Hand one prompt's whole state to another process; the digests of both sides must agree."""
     memory, tables = open_request(mode, length)
     scramble(memory)
-    peer = Peer("bench.transfer_peer", "state", mode, str(length), tls=tls)
+    peer = Peer("bench.transfer_state", mode, str(length), tls=tls)
     worker = TransferWorker(NixlPlane(f"bench-{uuid.uuid4().hex[:8]}", initiator=True))
     try:
         worker.start(memory.arena(), memory.regions())
@@ -271,13 +244,12 @@ def move_request(mode: str, length: int, tls: str, repeats: int = 3) -> RequestR
         granted = {name: tuple(Run(**run) for run in runs) for name, runs in told["runs"].items()}
         link = worker.connect(endpoint).result(WAIT_S)
         source = spans(memory, tables, length)
+        ours_at, theirs_at = memory.regions(), endpoint.regions
         started = time.perf_counter()
         writes = [
             write
             for c in memory.components()
-            for write in plan_writes(
-                c, c, source[c.name], granted[c.name], memory.regions(), endpoint.regions
-            )
+            for write in plan_writes(c, c, source[c.name], granted[c.name], ours_at, theirs_at)
         ]
         plan_s = time.perf_counter() - started
         transfer_s = min(_push(worker, link, writes) for _ in range(repeats))
@@ -308,51 +280,6 @@ def _push(worker: TransferWorker, link: Link, writes: Sequence[Write]) -> float:
     return time.perf_counter() - started
 
 
-def rate_table(rates: Sequence[Rate]) -> str:
-    lines = [
-        "| page | way | best GB/s | median GB/s | sender CPU s/GB | receiver CPU s/GB |",
-        "|---|---|---|---|---|---|",
-    ]
-    for rate in sorted(rates, key=lambda rate: rate.page_bytes):
-        lines.append(
-            f"| {rate.page_bytes >> 10} KB | {rate.way} | {rate.best_gb_s:.2f} "
-            f"| {rate.median_gb_s:.2f} | {rate.sender_cpu_s_per_gb:.2f} "
-            f"| {rate.receiver_cpu_s_per_gb:.2f} |"
-        )
-    return "\n".join(lines)
-
-
-def request_table(rows: Sequence[RequestRow]) -> str:
-    lines = [
-        "| pools | UCX_TLS | prompt | MB | writes | plan ms | transfer ms | GB/s | digest ms |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        lines.append(
-            f"| {row.pool_mode} | {row.tls} | {row.prompt_tokens} | {row.num_bytes / 1e6:.1f} "
-            f"| {row.num_writes} | {row.plan_s * 1e3:.1f} | {row.transfer_s * 1e3:.1f} "
-            f"| {row.num_bytes / row.transfer_s / 1e9:.2f} | {row.digest_s * 1e3:.1f} |"
-        )
-    return "\n".join(lines)
-
-
-def component_table(rows: Sequence[RequestRow]) -> str:
-    columns = [row for row in rows if row.tls == "default"]
-    header = [f"{row.pool_mode} {row.prompt_tokens}" for row in columns]
-    lines = [
-        "| component | " + " | ".join(header) + " |",
-        "|---" * (len(header) + 1) + "|",
-    ]
-    names = list(dict.fromkeys(c.component for row in columns for c in row.components))
-    for name in names:
-        cells = []
-        for row in columns:
-            size = next((c for c in row.components if c.component == name), None)
-            cells.append("" if size is None else f"{size.num_bytes:,}")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
 def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
     load = os.getloadavg()
     return {
@@ -370,7 +297,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--prompts", type=int, nargs="*", default=[130, 1000, 8000])
+    parser.add_argument("--prompts", type=int, nargs="*", default=[1000, 8000])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     os.environ.setdefault("UCX_NET_DEVICES", "lo")

@@ -1,6 +1,6 @@
-"""The receiving process of ``bench.transfer``: raw TCP, gRPC, or a decode pod's state memory behind NIXL.
+"""The receiving process of ``bench.transfer`` for what NIXL is compared with: a raw TCP socket, a gRPC stream.
 
-``python -m bench.transfer_peer KIND ...`` prints one JSON line that says how to reach it, then obeys stdin.
+``python -m bench.transfer_peer tcp|grpc NUM_BYTES`` prints one JSON line that says how to reach it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class _Push(grpc.GenericRpcHandler):
     def __init__(self, memory: NDArray[np.uint8]) -> None:
         self._memory = memory
 
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+    def service(
+        self, details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         return grpc.stream_unary_rpc_method_handler(self._receive)
 
     def _receive(self, messages: Iterator[bytes], _context: grpc.ServicerContext) -> bytes:
@@ -64,28 +66,6 @@ def serve_grpc(num_bytes: int) -> None:
     server.stop(0)
 
 
-def serve_state(mode: str, length: int) -> None:
-    """A decode pod's memory of DeepSeek-V4-Flash's shape with one granted request; any line prints its digests."""
-    from bench.transfer_state import describe_request, digests, open_request
-    from sluice.transfer.nixl import NixlPlane
-
-    memory, tables = open_request(mode, length)
-    plane = NixlPlane(f"bench-decode-{mode}-{length}", initiator=False)
-    endpoint = plane.open(memory.arena(), memory.regions())
-    print(describe_request(memory, tables, length, endpoint), flush=True)
-    for _line in sys.stdin:
-        print(json.dumps(digests(memory, tables, length)), flush=True)
-    plane.close()
-
-
-def main(kind: str, *rest: str) -> None:
-    if kind == "tcp":
-        serve_tcp(int(rest[0]))
-    elif kind == "grpc":
-        serve_grpc(int(rest[0]))
-    else:
-        serve_state(rest[0], int(rest[1]))
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    serve = {"tcp": serve_tcp, "grpc": serve_grpc}[sys.argv[1]]
+    serve(int(sys.argv[2]))

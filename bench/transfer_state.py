@@ -1,8 +1,13 @@
-"""One request's state in DeepSeek-V4-Flash's published shape: sizes by component, and a real memory that holds it."""
+"""One request's state in DeepSeek-V4-Flash's published shape: sizes by component, and a real memory that holds it.
+
+``python -m bench.transfer_state MODE LENGTH`` is the decode side: it prints endpoint and grant as one JSON line, and
+its digests for every line on stdin.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 
 import torch
@@ -16,6 +21,7 @@ from sluice.models.deepseek_v4.state import draft_state, target_state
 from sluice.pools.base import RequestTables
 from sluice.pools.memory import Memory, build_memory
 from sluice.transfer.digest import digest_rows
+from sluice.transfer.nixl import NixlPlane
 from sluice.transfer.plane import Endpoint
 from sluice.types import RequestId
 from tests.contract.target_process import endpoint_to_json
@@ -78,13 +84,13 @@ def open_request(mode: str, length: int) -> tuple[Memory, RequestTables]:
     for stop in range(PAGE_TOKENS, length + PAGE_TOKENS, PAGE_TOKENS):
         for tables in (ours, other):
             memory.extend(tables, min(stop, length))
+            memory.advance(tables, min(stop, length))
     return memory, ours
 
 
 def scramble(memory: Memory) -> None:
     """Random bytes everywhere, so that a digest means something."""
-    memory.arena().random_(0, 256)
-    torch.manual_seed(0)
+    memory.arena().view(torch.int64).random_()
 
 
 def spans(memory: Memory, tables: RequestTables, length: int) -> dict[str, tuple[Run, ...]]:
@@ -119,3 +125,18 @@ def size_of(component: Component, runs: tuple[Run, ...]) -> ComponentSize:
     return ComponentSize(
         component.name, rows, len(component.entries), rows * component.bytes_per_row
     )
+
+
+def serve(mode: str, length: int) -> None:
+    torch.set_num_threads(1)
+    memory, tables = open_request(mode, length)
+    plane = NixlPlane(f"bench-decode-{mode}-{length}", initiator=False)
+    endpoint = plane.open(memory.arena(), memory.regions())
+    print(describe_request(memory, tables, length, endpoint), flush=True)
+    for _line in sys.stdin:
+        print(json.dumps(digests(memory, tables, length)), flush=True)
+    plane.close()
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], int(sys.argv[2]))
