@@ -328,6 +328,8 @@ def _check_consistency(config: DeepseekV4Config) -> None:
     checks = (
         (config.num_heads % config.o_groups == 0, "num_attention_heads must divide by o_groups"),
         (config.rope_dim % 2 == 0, "the rope width must be even"),
+        (config.head_dim % 2 == 0, "head_dim must be even"),
+        (config.index_dim % 2 == 0, "index_head_dim must be even"),
         (config.rope_dim <= config.head_dim, "the rope width must fit into head_dim"),
         (config.rope_dim <= config.index_dim, "the rope width must fit into index_head_dim"),
         (

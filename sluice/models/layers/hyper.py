@@ -58,17 +58,18 @@ def hyper_mix(streams_TND: Tensor, weights: HyperWeights, params: HyperParams) -
     pre, post, comb = _project(streams_TND, weights, params).split([n, n, n * n], dim=-1)
     base_pre, base_post, base_comb = weights.base.split([n, n, n * n])
     scale_pre, scale_post, scale_comb = weights.scale.unbind(0)
-    pre_TN = torch.sigmoid(pre * scale_pre + base_pre) + params.hc_eps
-    post_TN = 2 * torch.sigmoid(post * scale_post + base_post)
-    comb_TNN = sinkhorn((comb * scale_comb + base_comb).unflatten(-1, (n, n)), params)
+    pre_TN = torch.sigmoid(torch.addcmul(base_pre, pre, scale_pre)) + params.hc_eps
+    post_TN = 2 * torch.sigmoid(torch.addcmul(base_post, post, scale_post))
+    logits_TNN = torch.addcmul(base_comb, comb, scale_comb).unflatten(-1, (n, n))
+    comb_TNN = sinkhorn(logits_TNN, params)
     return HyperMix(_weighted_sum(pre_TN, streams_TND), post_TN, comb_TNN)
 
 
 def hyper_expand(out_TD: Tensor, streams_TND: Tensor, mix: HyperMix) -> Tensor:
     """Write a sublayer's output back: ``X'_k = post_k * out + sum_j comb[j, k] * X_j``."""
     dtype = streams_TND.dtype
-    carried = torch.matmul(mix.comb_TNN.to(dtype).transpose(-1, -2), streams_TND)
-    return mix.post_TN.to(dtype).unsqueeze(-1) * out_TD.unsqueeze(-2) + carried
+    written = mix.post_TN.to(dtype).unsqueeze(-1) * out_TD.unsqueeze(-2)
+    return torch.baddbmm(written, mix.comb_TNN.to(dtype).transpose(-1, -2), streams_TND)
 
 
 def hyper_collapse(streams_TND: Tensor, weights: HyperWeights, params: HyperParams) -> Tensor:
@@ -99,4 +100,5 @@ def _project(streams_TND: Tensor, weights: HyperWeights, params: HyperParams) ->
 
 
 def _weighted_sum(pre_TN: Tensor, streams_TND: Tensor) -> Tensor:
-    return (pre_TN.unsqueeze(-1) * streams_TND).sum(-2).to(streams_TND.dtype)
+    wide = streams_TND.to(pre_TN.dtype)
+    return torch.matmul(pre_TN.unsqueeze(-2), wide).squeeze(-2).to(streams_TND.dtype)

@@ -28,14 +28,13 @@ class RopeParams:
 
 @dataclass(frozen=True)
 class Rotation:
-    """Cosines and sines of some positions, ``[..., F]`` each; pairs (2i, 2i+1) turn by angle i."""
+    """Turns of some positions: ``exp(i * angle)``, complex ``[..., F]``, one a pair (2i, 2i+1)."""
 
-    cos: Tensor
-    sin: Tensor
+    turn: Tensor
 
     def per_head(self) -> Rotation:
         """The same rotation for vectors with a head dimension before the channels."""
-        return Rotation(self.cos.unsqueeze(-2), self.sin.unsqueeze(-2))
+        return Rotation(self.turn.unsqueeze(-2))
 
 
 def rope_frequencies(params: RopeParams, device: torch.device | None = None) -> Tensor:
@@ -64,7 +63,7 @@ def rope_frequencies(params: RopeParams, device: torch.device | None = None) -> 
 def rotation_at(freq_F: Tensor, positions_T: Tensor) -> Rotation:
     """The rotation of each position (integers, any shape); float32 angles like the references."""
     angles = positions_T.to(freq_F.dtype).unsqueeze(-1) * freq_F
-    return Rotation(angles.cos(), angles.sin())
+    return Rotation(torch.polar(torch.ones_like(angles), angles))
 
 
 def apply_rope(x: Tensor, rotation: Rotation, *, inverse: bool = False) -> Tensor:
@@ -72,10 +71,10 @@ def apply_rope(x: Tensor, rotation: Rotation, *, inverse: bool = False) -> Tenso
 
     ``rotation`` must broadcast against ``x`` without its last dimension (see ``per_head``).
     """
-    cos, sin = rotation.cos, -rotation.sin if inverse else rotation.sin
-    rope_dim = 2 * cos.shape[-1]
-    plain, turned = x.split([x.shape[-1] - rope_dim, rope_dim], dim=-1)
-    wide = turned.to(accumulation_dtype(x.dtype))
-    even, odd = wide[..., 0::2], wide[..., 1::2]
-    pairs = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
-    return torch.cat((plain, pairs.flatten(-2).to(x.dtype)), dim=-1)
+    turn = rotation.turn.conj() if inverse else rotation.turn
+    rope_dim = 2 * turn.shape[-1]
+    plain, paired = x.split([x.shape[-1] - rope_dim, rope_dim], dim=-1)
+    wide = paired.to(accumulation_dtype(x.dtype))
+    # A pair is one complex number, so that turning it is one multiplication.
+    turned = torch.view_as_complex(wide.reshape(*wide.shape[:-1], -1, 2)) * turn
+    return torch.cat((plain, torch.view_as_real(turned).flatten(-2).to(x.dtype)), dim=-1)
