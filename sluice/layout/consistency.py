@@ -57,7 +57,7 @@ class Problem:
 
 def check_layout(layout: Layout) -> None:
     """Raise ``GeometryError`` naming every rule that ``layout`` breaks."""
-    problems = problems_of(layout, _verify_tokens(layout, Role(layout.role)))
+    problems = problems_of(layout, _verify_tokens(layout, layout.role))
     if problems:
         text = "; ".join(f"{p.path}: {p.rule} (found {p.found})" for p in problems)
         remedy = problems[0].remedy.format(role=layout.role.upper())
@@ -68,7 +68,7 @@ def broken_rules(prefill: Layout, decode: Layout) -> Iterator[Mismatch]:
     """What ``check_layout`` would say about either pod, as mismatches that show both pods."""
     by_rule: dict[tuple[str, str], dict[Role, Problem]] = {}
     for role, layout in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
-        for problem in problems_of(layout, _verify_tokens(layout, role)):
+        for problem in problems_of(layout, _verify_tokens(layout, role.value)):
             by_rule.setdefault((problem.path, problem.rule), {})[role] = problem
     for (path, rule), found in by_rule.items():
         problem = next(iter(found.values()))
@@ -126,9 +126,9 @@ def rows_needed(component: Component, verify_tokens: int) -> int:
     return older + verify_tokens
 
 
-def _verify_tokens(layout: Layout, role: Role) -> int:
+def _verify_tokens(layout: Layout, role: str) -> int:
     """A prefill pod never verifies, so it writes one row at a time beyond committed state."""
-    return 1 if role is Role.PREFILL else max(1, layout.spec.draft_tokens)
+    return 1 if role == Role.PREFILL.value else max(1, layout.spec.draft_tokens)
 
 
 def _naming(layout: Layout) -> Iterator[Problem]:

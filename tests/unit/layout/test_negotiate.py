@@ -9,10 +9,13 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sluice.errors import LayoutRefused
 from sluice.layout.component import Component, Coverage, Entry, Kind, Owner, Space
 from sluice.layout.encoding import decode, encode
+from sluice.layout.explain import explain_outcome
 from sluice.layout.layout import Geometry, Layout, ModelIdentity, Parallelism, SpecIdentity
 from sluice.layout.negotiate import Agreement, DraftHandover, Refusal, Severity, negotiate
 from sluice.layout.rules import RULES, rule_for
@@ -26,6 +29,7 @@ from tests.unit.layout.example_layouts import (
     with_component,
     with_entry,
 )
+from tests.unit.layout.strategies import layouts
 
 Mutation = Callable[[Layout], Layout]
 LAYOUT_TYPES = (Layout, ModelIdentity, Geometry, Parallelism, SpecIdentity, Component, Entry)
@@ -334,3 +338,15 @@ def test_swapping_the_pods_swaps_the_values_and_nothing_else() -> None:
         ) == sorted(
             (m.path, m.severity.value, m.decode_value, m.prefill_value) for m in back.mismatches
         )
+
+
+@settings(max_examples=60)
+@given(layouts, layouts, st.booleans())
+def test_whatever_a_peer_sends_there_is_an_outcome(one: Layout, other: Layout, allow: bool) -> None:
+    """The other pod's layout comes from the network: no value in it may raise out of the gate."""
+    for decode_ in (one, other, layout_of(SMALL, Pod())):
+        outcome = negotiate(one, decode_, allow_missing_draft=allow)
+        assert explain_outcome(outcome)
+        if isinstance(outcome, Refusal):
+            assert outcome.fatal
+            assert outcome.summary()
