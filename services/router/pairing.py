@@ -16,7 +16,7 @@ from sluice.rpc.messages import DecodeStatus
 from sluice.telemetry.logging import get_logger
 
 _STATUS_TIMEOUT_S = 1.0
-_MAX_BACKOFF_S = 5.0
+_MAX_BACKOFF_S = 2.0
 _log = get_logger(__name__)
 
 
