@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sluice.layout.component import Component, Coverage, Entry, Kind, Owner, Space
 from sluice.layout.span import Run
-from sluice.transfer.digest import DIGEST_BYTES, digest_rows
+from sluice.transfer.digest import DIGEST_BYTES, _on_device, _on_host, digest_rows
 
 _COMPONENT = Component(
     name="target.swa",
@@ -98,3 +98,10 @@ def test_name_and_count_belong_to_the_digest() -> None:
             return self.buffers[layer_id]
 
     assert digest_rows(_Anything(seed=1), renamed, ()) != empty
+
+
+@pytest.mark.parametrize("runs", [(), _SOURCE_RUNS, (Run(23, 1), Run(0, 2))])
+def test_device_rows_are_gathered_in_the_same_order(runs: tuple[Run, ...]) -> None:
+    """The device path works on any tensor; here it runs on the host."""
+    for buffer in _Memory(seed=1).buffers.values():
+        assert b"".join(_on_device(buffer, runs)) == b"".join(_on_host(buffer, runs))
