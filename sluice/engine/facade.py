@@ -77,6 +77,7 @@ class EngineFacade:
         self._streams: WeakValueDictionary[RequestId, TokenStream] = WeakValueDictionary()
         self._waiters: dict[RequestId, asyncio.Future[Reservation | PrefillOutcome]] = {}
         self._replies: set[asyncio.Future[object]] = set()
+        self._ended = False  # set on the loop, after everything that was pending has been failed
         self.failed: Exception | None = None
 
     async def start(self) -> None:
@@ -219,7 +220,7 @@ class EngineFacade:
         self._replies.add(done)
         done.add_done_callback(self._replies.discard)
         self._commands.put(_Command(run, done))
-        if not self._thread.is_alive():  # nobody will read the queue; checked after the put
+        if self._ended:  # nobody will read the queue; not is_alive(), which turns false too late
             _reject(done, self._dead())
         return done
 
@@ -268,6 +269,7 @@ class EngineFacade:
             _reject(waiter, error)
 
     def _fail_everything(self) -> None:
+        self._ended = True
         for done in list(self._replies):
             _reject(done, self._dead())
         for waiter in list(self._waiters.values()):

@@ -171,11 +171,12 @@ async def test_release_of_a_computing_request_is_refused() -> None:
         task = asyncio.create_task(facade.prefill(request("r", prompt_of(40)), lambda chunk: None))
         await gate.reached()
         release = asyncio.create_task(facade.release(RequestId("r")))
-        await asyncio.sleep(0)
+        abort = asyncio.create_task(facade.abort(RequestId("r")))
+        await asyncio.sleep(0)  # both commands wait behind the forward
         gate.open.set()
         with pytest.raises(IllegalTransition, match="abort it first"):
             await release
-        await facade.abort(RequestId("r"))
+        await abort
         with pytest.raises(Aborted):
             await task
 
@@ -309,6 +310,18 @@ async def test_death_of_the_step_thread_fails_everything_and_hangs_nobody(role: 
         with pytest.raises(InternalError, match="books don't balance"):
             await _read(facade.adopt(one.request_id, 1))
     await facade.stop()
+
+
+async def test_calls_made_while_the_dead_thread_still_counts_as_alive_do_not_hang() -> None:
+    core = toy_core()
+    _break(core)
+    facade = EngineFacade(core)
+    facade._thread.is_alive = lambda: True  # type: ignore[method-assign]
+    await facade.start()
+    await asyncio.to_thread(facade._thread.join, SOON_S)
+    await asyncio.sleep(0.05)
+    with pytest.raises(InternalError, match="books don't balance"):
+        await asyncio.wait_for(facade.stats(), SOON_S)
 
 
 async def test_stop_ends_what_is_computing_and_later_calls_are_told() -> None:
