@@ -86,7 +86,7 @@ class MemoryMachine(RuleBasedStateMachine):
         stop = min(life.committed + chunk, life.max_tokens)
         if self.runs(life) and stop > life.committed:
             self.memory.extend(life.tables, stop, live_from=max(0, stop - WINDOW))
-            self.write(life, life.committed, stop)
+            self.write(life, life.committed, stop, lowest_commit=stop)
             self.commit(life, stop)
 
     @rule(life=lives, drafts=st.integers(0, VERIFY_TOKENS - 1), accepted=st.integers(0, 3))
@@ -95,7 +95,8 @@ class MemoryMachine(RuleBasedStateMachine):
             return
         stop = life.committed + 1 + drafts
         self.memory.extend(life.tables, stop)
-        self.write(life, life.committed, stop)
+        lowest = max(life.committed, stop - VERIFY_TOKENS + 1)
+        self.write(life, life.committed, stop, lowest_commit=lowest)
         self.commit(life, min(life.committed + 1 + min(accepted, drafts), life.max_tokens))
 
     @rule(life=lives, length=st.integers(1, MAX_TOKENS))
@@ -167,16 +168,15 @@ class MemoryMachine(RuleBasedStateMachine):
     def runs(self, life: Life) -> bool:
         return life in self.open and not life.quarantined
 
-    def write(self, life: Life, start: int, stop: int) -> None:
+    def write(self, life: Life, start: int, stop: int, lowest_commit: int) -> None:
         """What a forward over positions start..stop stores: rows some later commit can read."""
-        lowest = max(start, stop - VERIFY_TOKENS + 1)
         for component in self.memory.components():
             if component.coverage is Coverage.LAST:
                 continue
             ratio = component.tokens_per_row
             first = start // ratio
             if component.coverage is not Coverage.HISTORY:
-                first = max(first, live_ordinals(component, lowest).start)
+                first = max(first, live_ordinals(component, lowest_commit).start)
             self.put(life, component, range(first, stop // ratio))
 
     def commit(self, life: Life, committed: int) -> None:
@@ -205,5 +205,5 @@ class UnifiedMachine(MemoryMachine):
 @pytest.mark.parametrize("machine", [PagedMachine, UnifiedMachine])
 def test_random_lives(machine: type[MemoryMachine]) -> None:
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=25, stateful_step_count=30, deadline=None)
+        machine, settings=settings(max_examples=15, stateful_step_count=30, deadline=None)
     )

@@ -151,7 +151,9 @@ def test_dead_pages_map_to_zero_and_are_not_mapped_again() -> None:
 def test_close_leaves_no_mapping_for_the_next_owner_of_the_page() -> None:
     state = memory(PoolMode.PAGED)
     first = opened(state)
+    state.extend(first, 100)
     state.extend(first, 300)
+    assert mapped(first) == [0, 2]
     pages = list(first.pages)
     state.close(first)
     second = opened(state)
