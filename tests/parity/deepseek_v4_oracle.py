@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -202,6 +205,29 @@ def _per_expert(path: str, stacked: Tensor) -> dict[str, Tensor]:
     return tensors
 
 
+@contextmanager
+def ties_to_older_entries() -> Iterator[None]:
+    """Let transformers' indexer break ties at the top-k border towards older entries, as we do.
+
+    It leaves them to ``torch.topk``, whose choice depends on what else is in the row; in trained models
+    whole scores are exactly 0 often enough for that to show. Its indexer's scores are the only
+    three-dimensional ones that anything takes the top of.
+    """
+    real = torch.Tensor.topk
+
+    def topk(scores: Tensor, k: int, dim: int = -1, **options: bool) -> object:
+        if scores.dim() != 3:
+            return real(scores, k, dim=dim, **options)
+        order = scores.sort(dim=-1, descending=True, stable=True)
+        return SimpleNamespace(values=order.values[..., :k], indices=order.indices[..., :k])
+
+    torch.Tensor.topk = topk  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        torch.Tensor.topk = real  # type: ignore[method-assign]
+
+
 @dataclass(frozen=True)
 class Oracle:
     """A target, its draft, and the folder both were saved to."""
@@ -212,16 +238,21 @@ class Oracle:
 
     def streams_and_logits(self, ids: list[int]) -> tuple[Tensor, Tensor]:
         """Pre-head streams ``[T, N, D]`` and logits ``[T, V]`` of one whole forward."""
-        captured: list[Tensor] = []
-        hook = self.target.model.layers[-1].register_forward_hook(
-            lambda _module, _inputs, output: captured.append(output)
-        )
-        try:
-            with torch.no_grad():
-                logits = self.target(torch.tensor([ids]), use_cache=False).logits[0]
-        finally:
-            hook.remove()
-        return captured[0][0], logits
+        return streams_and_logits(self.target, ids)
+
+
+def streams_and_logits(target: DeepseekV4ForCausalLM, ids: list[int]) -> tuple[Tensor, Tensor]:
+    """Pre-head streams ``[T, N, D]`` and logits ``[T, V]`` of one whole forward."""
+    captured: list[Tensor] = []
+    hook = target.model.layers[-1].register_forward_hook(
+        lambda _module, _inputs, output: captured.append(output)
+    )
+    try:
+        with torch.no_grad(), ties_to_older_entries():
+            logits = target(torch.tensor([ids]), use_cache=False).logits[0]
+    finally:
+        hook.remove()
+    return captured[0][0], logits
 
 
 def save_oracle(variant: str, folder: Path, seed: int = 0, **overrides: object) -> Oracle:

@@ -217,6 +217,20 @@ def test_draft_rows_that_never_arrived_are_masked(case: Case, mode: PoolMode) ->
     serving.close([request])
 
 
+def test_bfloat16_model_stays_close(case: Case, mode: PoolMode) -> None:
+    """Reduced precision end to end: parameters that must stay float32 do, and nothing overflows."""
+    model = load_deepseek_v4(case.oracle.folder, dtype=torch.bfloat16)
+    serving = Serving(model, mode, kv_dtype="bfloat16")
+    request = serving.open("half")
+    serving.step([_feed(case, request, 100)])
+    serving.step([_feed(case, request, 1)])
+    actual = torch.cat(request.logits)
+    assert actual.dtype == torch.float32
+    agreement = (actual.argmax(-1) == case.logits[:101].argmax(-1)).float().mean().item()
+    assert agreement > 0.8
+    serving.close([request])
+
+
 def test_bfloat16_rows_round_alike_in_every_schedule(case: Case, mode: PoolMode) -> None:
     """Rows of the chunk itself go through the pool's dtype too, so chunking doesn't change them."""
     serving = Serving(case.model, mode, kv_dtype="bfloat16")
