@@ -177,7 +177,9 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def router_over(*decodes: ScriptedDecode, **settings: object) -> AsyncIterator[Stack]:
+async def router_over(
+    *decodes: ScriptedDecode, tokenizer: ModelTokenizer | None = None, **settings: object
+) -> AsyncIterator[Stack]:
     """Real decode servers, a real router, a client; all on free ports, all gone afterwards."""
     async with AsyncExitStack() as stack:
         addresses = [await stack.enter_async_context(_decode_server(d)) for d in decodes]
@@ -191,7 +193,7 @@ async def router_over(*decodes: ScriptedDecode, **settings: object) -> AsyncIter
             }
         )
         pairing = StaticPairing(chosen.decodes, chosen.prefills, chosen.refresh_s)
-        url = await stack.enter_async_context(_http_server(chosen, pairing))
+        url = await stack.enter_async_context(_http_server(chosen, pairing, tokenizer or TOKENIZER))
         client = httpx.AsyncClient(base_url=url, timeout=20.0, trust_env=False)
         await stack.enter_async_context(client)
         yield Stack(url, client, list(decodes), addresses)
@@ -212,8 +214,10 @@ async def _decode_server(servicer: ScriptedDecode) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def _http_server(settings: RouterSettings, pairing: StaticPairing) -> AsyncIterator[str]:
-    app = create_app(settings, TOKENIZER, pairing)
+async def _http_server(
+    settings: RouterSettings, pairing: StaticPairing, tokenizer: ModelTokenizer
+) -> AsyncIterator[str]:
+    app = create_app(settings, tokenizer, pairing)
     config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1)
     server = _Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
