@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from services.decode.peers import Held, Peer, Peers
@@ -21,6 +22,7 @@ from sluice.errors import (
     SpanMismatch,
     StaleEpoch,
 )
+from sluice.layout.negotiate import Agreement
 from sluice.layout.span import count_rows, span
 from sluice.pools.base import StateMemory
 from sluice.rpc.messages import Finished, GenerateCall, Tokens, Usage
@@ -40,7 +42,8 @@ _DRAIN_TIMEOUT_S = 2.0  # how long an abort waits for Drained before the rows ar
 class _Attempt:
     call: GenerateCall
     peer: Peer
-    epoch: Epoch
+    epoch: Epoch  # of the peer when the attempt began; it and the agreement hold for the attempt's whole life
+    agreement: Agreement
     deadline_s: float  # monotonic
     reservation: Reservation
     grant: StateMachine[GrantState, GrantEvent]
@@ -89,9 +92,10 @@ class Attempts:
         try:
             attempt = await self._reserve(call)
             complete = await self._prefilled(attempt)
-            await self._faults.reach(FaultPoint.DECODE_ADOPTED)
-            async for message in self._stream(attempt, complete):
-                yield message
+            events = await self._adopt(attempt, complete)
+            async with aclosing(self._stream(attempt, complete, events)) as messages:
+                async for message in messages:
+                    yield message
         finally:
             self._running -= 1
             if self._running == 0:
@@ -116,11 +120,14 @@ class Attempts:
 
     async def _reserve(self, call: GenerateCall) -> _Attempt:
         deadline_s = time.monotonic() + call.timeout_s
-        peer = self._peers.require(call.prefill_address)
+        peer, agreement = self._peers.require(call.prefill_address)
+        epoch = peer.epoch
         await self._faults.reach(FaultPoint.DECODE_QUEUED)
         request = Request(RequestId(call.attempt_id), call.prompt, call.sampling)
         reservation = await self._engine.reserve(request, call.timeout_s)
-        return _Attempt(call, peer, peer.epoch, deadline_s, reservation, new_grant(call.attempt_id))
+        return _Attempt(
+            call, peer, epoch, agreement, deadline_s, reservation, new_grant(call.attempt_id)
+        )
 
     async def _prefilled(self, attempt: _Attempt) -> AttemptComplete:
         """Returns with the grant settled and the state proven; on any error the rows are wound down."""
@@ -139,9 +146,9 @@ class Attempts:
 
     async def _run(self, attempt: _Attempt) -> AttemptComplete:
         """Open the stream and wait for Complete, for a settled failure, or for the peer to be lost."""
-        if attempt.epoch != attempt.peer.epoch or attempt.peer.agreement is None:
+        if attempt.epoch != attempt.peer.epoch:
             raise StaleEpoch(f"prefill {attempt.peer.address} changed", stage="grant")
-        start = self._start(attempt, attempt.peer.agreement.digest)
+        start = self._start(attempt)
         attempt.stream = attempt.peer.link.run(start, attempt.left_s() + _DRAIN_TIMEOUT_S)
         answer = await self._outcome_or_lost(attempt.stream, attempt.peer)
         if isinstance(answer, SluiceError):
@@ -172,34 +179,30 @@ class Attempts:
             outcome.cancel()
             lost.cancel()
 
-    def _start(self, attempt: _Attempt, agreement_digest: str) -> AttemptStart:
+    def _start(self, attempt: _Attempt) -> AttemptStart:
         call, tables = attempt.call, attempt.reservation.tables
         return AttemptStart(
             attempt_id=call.attempt_id,
             request_id=call.request_id,
             decode_epoch=self._epoch,
             prefill_epoch=attempt.epoch,
-            agreement_digest=agreement_digest,
+            agreement_digest=attempt.agreement.digest,
             prompt=call.prompt,
             sampling=call.sampling,
             timeout_s=attempt.left_s(),
             have_tokens=0,
             grants=tuple(
                 ComponentGrant(name, span(self._memory.component(name), tables, len(call.prompt)))
-                for name in self._agreed(attempt)
+                for name in attempt.agreement.components
             ),
             want_digests=self._want_digests,
         )
-
-    def _agreed(self, attempt: _Attempt) -> tuple[str, ...]:
-        agreement = attempt.peer.agreement
-        return agreement.components if agreement is not None else ()
 
     async def _prove(self, attempt: _Attempt, complete: AttemptComplete) -> None:
         """Every row of every granted component arrived, and (when asked for) its bytes are the ones sent."""
         moved = {item.component: item for item in complete.components}
         tables, length = attempt.reservation.tables, len(attempt.call.prompt)
-        for name in self._agreed(attempt):
+        for name in attempt.agreement.components:
             if name in self._faults.withhold:
                 continue
             component = self._memory.component(name)
@@ -262,12 +265,20 @@ class Attempts:
 
     # -- after the state has arrived ------------------------------------------------------------------------
 
+    async def _adopt(self, attempt: _Attempt, complete: AttemptComplete) -> TokenStream:
+        """From here on the engine owns the rows; until here a cancelled request gives them back itself."""
+        try:
+            await self._faults.reach(FaultPoint.DECODE_ADOPTED)
+            return self._engine.adopt(
+                attempt.engine_id, complete.first_token, attempt.agreement.draft_valid
+            )
+        except BaseException:
+            self._spawn_wind_down(attempt)
+            raise
+
     async def _stream(
-        self, attempt: _Attempt, complete: AttemptComplete
+        self, attempt: _Attempt, complete: AttemptComplete, events: TokenStream
     ) -> AsyncGenerator[Tokens | Finished]:
-        agreement = attempt.peer.agreement
-        draft_valid = agreement is None or agreement.draft_valid
-        events = self._engine.adopt(attempt.engine_id, complete.first_token, draft_valid)
         tokens = steps = accepted = 0
         try:
             while True:

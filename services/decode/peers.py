@@ -133,7 +133,7 @@ class Peers:
                 await self._change.wait()
         self._change.clear()
 
-    def require(self, address: str) -> Peer:
+    def require(self, address: str) -> tuple[Peer, Agreement]:
         """The agreed peer at this address. Raises ``NotReady`` or ``LayoutRefused`` with the reason."""
         peer = self._peers.get(address)
         if peer is None:
@@ -144,11 +144,11 @@ class Peers:
             )
         if peer.state is PeerState.REFUSED:
             raise LayoutRefused(f"{address}: {peer.reason}", stage="pairing")
-        if peer.state is not PeerState.AGREED:
+        if peer.state is not PeerState.AGREED or peer.agreement is None:
             raise NotReady(
                 f"prefill {address} is {peer.state.value}: {peer.reason}", stage="pairing"
             )
-        return peer
+        return peer, peer.agreement
 
     async def negotiated(self, address: str, timeout_s: float) -> Agreement | Refusal:
         """Run the handshake now, for ``Pair``: the outcome with every mismatch."""

@@ -16,7 +16,12 @@ from sluice.transfer.faults import FaultPoint
 from sluice.types import Sampling
 from tests.e2e.pods import Answer, Pair, eventually, generate
 
-pytestmark = [pytest.mark.e2e, pytest.mark.nixl, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.nixl,
+    pytest.mark.asyncio,
+    pytest.mark.timeout(300),
+]
 
 CLIENT_HEARS_WITHIN_S = 2.0
 LONG_PROMPT = tuple(3 + i % 200 for i in range(600))  # five chunks of 128 tokens
