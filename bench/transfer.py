@@ -245,17 +245,17 @@ def move_request(mode: str, length: int, tls: str, repeats: int = 3) -> RequestR
         link = worker.connect(endpoint).result(WAIT_S)
         source = spans(memory, tables, length)
         ours_at, theirs_at = memory.regions(), endpoint.regions
-        started = time.perf_counter()
+        started = time.process_time()
         writes = [
             write
             for c in memory.components()
             for write in plan_writes(c, c, source[c.name], granted[c.name], ours_at, theirs_at)
         ]
-        plan_s = time.perf_counter() - started
-        transfer_s = min(_push(worker, link, writes) for _ in range(repeats))
-        started = time.perf_counter()
+        plan_s = time.process_time() - started
+        transfer_s, cpu_s = min(_push(worker, link, writes) for _ in range(repeats))
+        started = time.process_time()
         ours = digests(memory, tables, length)
-        digest_s = time.perf_counter() - started
+        digest_s = time.process_time() - started
         theirs = json.loads(peer.ask("digests"))
         assert ours == theirs, "state did not arrive"
         return RequestRow(
@@ -266,6 +266,7 @@ def move_request(mode: str, length: int, tls: str, repeats: int = 3) -> RequestR
             num_writes=len(writes),
             plan_s=plan_s,
             transfer_s=transfer_s,
+            sender_cpu_s=cpu_s,
             digest_s=digest_s,
             components=tuple(size_of(c, source[c.name]) for c in memory.components()),
         )
@@ -274,10 +275,11 @@ def move_request(mode: str, length: int, tls: str, repeats: int = 3) -> RequestR
         peer.close()
 
 
-def _push(worker: TransferWorker, link: Link, writes: Sequence[Write]) -> float:
-    started = time.perf_counter()
+def _push(worker: TransferWorker, link: Link, writes: Sequence[Write]) -> tuple[float, float]:
+    """(seconds, CPU seconds of this process) of one hand-over."""
+    used, started = time.process_time(), time.perf_counter()
     worker.submit(link, writes, None, WAIT_S).future.result(WAIT_S)
-    return time.perf_counter() - started
+    return time.perf_counter() - started, time.process_time() - used
 
 
 def conditions(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def test_out_of_bounds_is_refused_and_harms_nothing(planes: _Planes) -> None:
     good = Write(source.data_ptr(), target.data_ptr(), ROW_BYTES)
     for source_at, target_at, num_bytes in _OUT_OF_BOUNDS:
         bad = Write(source.data_ptr() + source_at, target.data_ptr() + target_at, num_bytes)
-        with pytest.raises(TransferFailed, match="outside|64-bit"):
+        with pytest.raises(TransferFailed, match=r"outside|64-bit"):
             prefill.post(link, [good, bad])
     assert not target.any(), "a refused group sends nothing"
     assert _settle(prefill, prefill.post(link, [good])).state is HandleState.DONE
