@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import sys
+from contextlib import AbstractContextManager, nullcontext
 
 import uvicorn
 from pydantic import ValidationError
@@ -45,8 +47,22 @@ async def serve(settings: RouterSettings) -> None:
     listener = _listen(settings.listen)
     host, port = listener.getsockname()[:2]
     _log.info("router_listening", url=f"http://{host}:{port}", model=settings.served_name)
+    server = _Server(config)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.handle_exit, number, None)
     with listener:
-        await uvicorn.Server(config).serve(sockets=[listener])
+        await server.serve(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn's own signal handling raises the signal again after a clean stop; we exit with 0.
+
+    The first signal drains, a second SIGINT leaves at once (`uvicorn.Server.handle_exit`).
+    """
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
 
 
 def _listen(address: str) -> socket.socket:

@@ -182,7 +182,7 @@ async def router_over(
 ) -> AsyncIterator[Stack]:
     """Real decode servers, a real router, a client; all on free ports, all gone afterwards."""
     async with AsyncExitStack() as stack:
-        addresses = [await stack.enter_async_context(_decode_server(d)) for d in decodes]
+        addresses = [await stack.enter_async_context(decode_server(d)) for d in decodes]
         chosen = RouterSettings.model_validate(
             {
                 "model_dir": Path("unused"),
@@ -200,7 +200,7 @@ async def router_over(
 
 
 @asynccontextmanager
-async def _decode_server(servicer: ScriptedDecode) -> AsyncIterator[str]:
+async def decode_server(servicer: ScriptedDecode) -> AsyncIterator[str]:
     server = RpcServer(
         ServerConfig(drain_s=0.1),
         lambda grpc_: decode_pb2_grpc.add_DecodeServicer_to_server(servicer, grpc_),

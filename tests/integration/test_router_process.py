@@ -1,0 +1,103 @@
+"""The router as a process: settings from the environment, bounded stop, clear refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.integration.router_harness import ScriptedDecode, decode_server, hangs, says
+
+_MODEL = Path(__file__).parents[2] / "models" / "tiny-dsv4"
+
+
+@asynccontextmanager
+async def _router(**settings: str) -> AsyncIterator[Process]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+    chosen = {"MODEL_DIR": str(_MODEL), "LISTEN": "127.0.0.1:0", **settings}
+    environ |= {f"SLUICE_ROUTER_{name}": value for name, value in chosen.items()}
+    command = (sys.executable, "-m", "services.router")
+    process = await asyncio.create_subprocess_exec(
+        *command, env=environ, stdout=DEVNULL, stderr=PIPE
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def _url(process: Process) -> str:
+    """From its log; what it logs later stays in the pipe, which is large enough for a test."""
+    assert process.stderr is not None
+    async with asyncio.timeout(30):
+        async for line in process.stderr:
+            if match := re.search(r'"url": "([^"]+)"', line.decode()):
+                return match.group(1)
+    raise AssertionError("the router ended before it listened")
+
+
+async def _refusal(process: Process) -> str:
+    _, err = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 2
+    assert b"Traceback" not in err
+    return err.decode()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_it_stops_within_its_drain_time_and_cancels_what_is_left(
+    number: signal.Signals,
+) -> None:
+    decode = ScriptedDecode([says("x"), hangs("some")])
+    async with decode_server(decode) as address, _router(DECODES=address, DRAIN_S="1") as process:
+        url = await _url(process)
+        body = {"prompt": "hi", "stream": True}
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http:
+            assert (await http.post("/v1/completions", json=body)).status_code == 200
+            async with http.stream("POST", "/v1/completions", json=body) as hanging:
+                lines = hanging.aiter_lines()
+                await anext(lines)
+                decode.closed.clear()
+                asked = time.monotonic()
+                process.send_signal(number)
+                assert await asyncio.wait_for(process.wait(), 15) == 0
+                assert time.monotonic() - asked < 8.0
+                await asyncio.wait_for(decode.closed.wait(), 2.0)
+                with pytest.raises(httpx.TransportError):
+                    async for _ in lines:
+                        pass
+
+
+@pytest.mark.asyncio
+async def test_a_misspelt_variable_is_refused() -> None:
+    async with _router(DECODES="a:1", TIMEOUTS="3") as process:
+        err = await _refusal(process)
+    assert "SLUICE_ROUTER_TIMEOUTS" in err
+    assert "did you mean" in err
+
+
+@pytest.mark.asyncio
+async def test_a_taken_port_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        async with _router(DECODES="a:1", LISTEN=address) as process:
+            assert address in await _refusal(process)
+
+
+@pytest.mark.asyncio
+async def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    async with _router(DECODES="a:1", MODEL_DIR=str(tmp_path)) as process:
+        assert "tokenizer.json is missing" in await _refusal(process)
