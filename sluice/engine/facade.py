@@ -49,7 +49,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 IDLE_WAIT_S = 60.0  # an idle thread wakes this rarely; every command wakes it at once
-STOP_WAIT_S = 30.0  # longer than any step
+COMMAND_WAIT_S = 60.0  # commands run between steps, and no step takes this long
+STOP_WAIT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ class EngineFacade:
         try:
             await self._call(command)
             return await waiter
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, DeadlineExceeded):
             self._commands.put(_Command(lambda core: core.cancel(request_id), None))
             raise
         finally:
@@ -213,7 +214,15 @@ class EngineFacade:
                 waiter.exception()  # seen: a failure may have reached the command's reply first
 
     async def _call(self, run: Callable[[EngineCore], T]) -> T:
-        return cast(T, await self._post_reply(run))
+        try:
+            async with asyncio.timeout(COMMAND_WAIT_S):
+                return cast(T, await self._post_reply(run))
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the step thread has not answered for {COMMAND_WAIT_S} s",
+                stage="engine",
+                remedy="a step hangs: look at the log's last step, then restart the pod",
+            ) from None
 
     def _post_reply(self, run: Callable[[EngineCore], object]) -> asyncio.Future[object]:
         done: asyncio.Future[object] = self._running_loop.create_future()

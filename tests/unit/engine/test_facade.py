@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from sluice.config import EngineConfig
+from sluice.engine import facade as facade_module
 from sluice.engine.core import EngineCore
 from sluice.engine.facade import ChunkReady, EngineFacade, TokenStream
 from sluice.errors import (
@@ -322,6 +323,45 @@ async def test_calls_made_while_the_dead_thread_still_counts_as_alive_do_not_han
     await asyncio.sleep(0.05)
     with pytest.raises(InternalError, match="books don't balance"):
         await asyncio.wait_for(facade.stats(), SOON_S)
+
+
+async def test_a_hanging_step_is_reported_and_commands_still_run_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate = Gate()
+    async with _running(toy_core(target=gate.target)) as facade:
+        stream = facade.generate(request("r", prompt_of(3), max_tokens=900))
+        await gate.reached()
+        monkeypatch.setattr(facade_module, "COMMAND_WAIT_S", 0.05)
+        with pytest.raises(DeadlineExceeded, match="has not answered"):
+            await facade.abort(RequestId("r"))
+        monkeypatch.undo()
+        gate.open.set()
+        assert (await facade.stats()).baseline
+        with pytest.raises(Aborted):
+            await _read(stream)
+
+
+async def test_a_reservation_made_after_its_caller_gave_up_on_a_hanging_engine_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = toy_core(Role.DECODE)
+    hanging, go_on = threading.Event(), threading.Event()
+
+    def hang(_: EngineCore) -> None:
+        hanging.set()
+        assert go_on.wait(30)
+
+    async with _running(core) as facade:
+        facade._post_reply(hang)
+        assert await asyncio.to_thread(hanging.wait, SOON_S)
+        monkeypatch.setattr(facade_module, "COMMAND_WAIT_S", 0.05)
+        with pytest.raises(DeadlineExceeded):
+            await facade.reserve(request("r", prompt_of(9)), SOON_S)
+        monkeypatch.undo()
+        go_on.set()
+        stats = await facade.stats()
+        assert (stats.queued, stats.waiting, stats.baseline) == (0, 0, True)
 
 
 async def test_stop_ends_what_is_computing_and_later_calls_are_told() -> None:
