@@ -99,5 +99,5 @@ async def on_bug(_: Request, error: Exception) -> JSONResponse:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value, default=str, ensure_ascii=False)
+    text = json.dumps(value, default=str)  # ASCII: half a surrogate pair is no UTF-8
     return text if len(text) <= 80 else text[:77] + "..."

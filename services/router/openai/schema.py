@@ -23,6 +23,12 @@ from sluice.types import Sampling
 Prompt = str | tuple[int, ...]
 _PROMPT_FORMS = "must be a string, token ids, or a list of those"
 _MAX_STOPS = 16
+_IDS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPT_SCHEMA: list[Any] = [
+    {"type": "string"},
+    _IDS_SCHEMA,
+    {"type": "array", "items": {"anyOf": [{"type": "string"}, _IDS_SCHEMA]}, "minItems": 1},
+]
 
 # Fields that change the answer, each with the values that mean "off". None always does.
 _OFF: dict[str, tuple[Any, ...]] = {
@@ -68,7 +74,7 @@ class CompletionRequest(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     model: str | None = None
-    prompt: Any = Field(json_schema_extra={"description": f"The prompt; {_PROMPT_FORMS}."})
+    prompt: Any = Field(json_schema_extra={"anyOf": _PROMPT_SCHEMA})
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -135,7 +141,7 @@ class CompletionRequest(BaseModel):
 def parse_prompts(value: Any) -> tuple[Prompt, ...]:
     """All prompts of a body's ``prompt``. Raises ValueError for any other form."""
     if isinstance(value, str):
-        return (value,)
+        return (_text(value),)
     if not isinstance(value, list) or not value:
         raise ValueError(_PROMPT_FORMS)
     if all(_is_id(item) for item in value):
@@ -145,10 +151,17 @@ def parse_prompts(value: Any) -> tuple[Prompt, ...]:
 
 def _one_prompt(value: Any) -> Prompt:
     if isinstance(value, str):
-        return value
+        return _text(value)
     if isinstance(value, list) and value and all(_is_id(item) for item in value):
         return tuple(value)
     raise ValueError(_PROMPT_FORMS)
+
+
+def _text(value: str) -> str:
+    """JSON can spell half a surrogate pair, which is no character and has no tokens."""
+    if any("\ud800" <= char <= "\udfff" for char in value):
+        raise ValueError("is no valid Unicode text")
+    return value
 
 
 def _is_id(value: Any) -> bool:
