@@ -43,7 +43,15 @@ async def serve(settings: DecodeSettings) -> None:
         canary = Canary(attempts, pod.info.layout)
         peers.prove = canary.run
         readiness = Readiness(pod, peers, settings.max_quarantined_share)
-        servicer = DecodeServicer(pod.info, peers, attempts, pod.engine, readiness, canary)
+        servicer = DecodeServicer(
+            pod.info,
+            peers,
+            attempts,
+            pod.engine,
+            readiness,
+            canary,
+            max_model_tokens=settings.max_model_tokens,
+        )
         server = RpcServer(
             ServerConfig(settings.listen),
             lambda grpc: decode_pb2_grpc.add_DecodeServicer_to_server(servicer, grpc),
