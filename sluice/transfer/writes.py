@@ -14,7 +14,7 @@ from sluice.transfer.plane import Write
 GROUP_BYTES = (
     4 << 20
 )  # 1-8 MB groups cost nothing and bound head-of-line blocking (docs/performance.md)
-GROUP_WRITES = 4096  # tiny rows: a descriptor costs about as much as 20 KB
+GROUP_WRITES = 4096  # tiny rows: a descriptor costs about as much as 16 KB
 
 
 def plan_writes(
