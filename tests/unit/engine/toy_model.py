@@ -60,7 +60,7 @@ class _Rows:
         self._buffer[physical_row(self._component, self._tables, ordinal), 0] = float(value)
 
 
-def _mix(*values: int) -> int:
+def mix(*values: int) -> int:
     mixed = 17
     for value in values:
         mixed = (mixed * 31 + value * 7 + 3) % MODULUS
@@ -120,15 +120,15 @@ class ToyTarget:
         block = {p: tail.get(p) for p in range(RATIO * (start // RATIO), start)}
         hidden = []
         for p, token in enumerate(ids, start):
-            window[p] = _mix(token, p)
+            window[p] = mix(token, p)
             block[p] = token + 1
             swa.put(p, window[p])
             tail.put(p, block[p])
             if (p + 1) % RATIO == 0:
-                c4.put(p // RATIO, _mix(*(block[q] for q in range(p - RATIO + 1, p + 1))))
+                c4.put(p // RATIO, mix(*(block[q] for q in range(p - RATIO + 1, p + 1))))
             seen = [window[q] for q in range(max(0, p - WINDOW + 1), p + 1)]
             history = [c4.get(w) for w in range((p + 1) // RATIO)]
-            hidden.append([_mix(*seen, *history), token])
+            hidden.append([mix(*seen, *history), token])
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ class ToyDraft:
     """
 
     def __init__(self, logits: Tensor | None = None) -> None:
-        self._logits = _table(2) if logits is None else logits
+        self.table = _table(2) if logits is None else logits
 
     def state_needs(self, kv_dtype: str) -> tuple[BufferSpec, ...]:
         return DRAFT_NEEDS
@@ -153,15 +153,15 @@ class ToyDraft:
             low = s.tables.draft_valid_from
             rows = {p: swa.get(p) for p in range(max(low, s.start - WINDOW + 1), s.start)}
             for p, token in enumerate(s.token_ids, s.start):
-                rows[p] = _mix(int(hidden[at, 0]), token)
+                rows[p] = mix(int(hidden[at, 0]), token)
                 swa.put(p, rows[p])
                 seen = [rows[q] for q in range(max(low, p - WINDOW + 1), p + 1)]
-                out.append([_mix(*seen), p])
+                out.append([mix(*seen), p])
                 at += 1
         return torch.tensor(out, dtype=torch.float32)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._logits[hidden[:, 0].long()]
+        return self.table[hidden[:, 0].long()]
 
 
 class OracleDraft:
