@@ -150,6 +150,20 @@ def test_pages_come_in_one_run(mode: PoolMode) -> None:
 
 
 @pytest.mark.parametrize("mode", PoolMode)
+def test_a_request_grows_behind_its_last_page(mode: PoolMode) -> None:
+    """Not into the lowest hole: neighbouring pages are one copy, and one gather."""
+    state = memory(mode)
+    leaver, stayer = opened(state, name="a"), opened(state, name="b")
+    state.extend(leaver, 128)
+    state.extend(stayer, 128)
+    state.close(leaver)
+    state.extend(stayer, 132)
+    assert stayer.pages == [2, 3]
+    if mode is PoolMode.PAGED:
+        assert list(stayer.page_table(Space.WINDOW_PAGE)) == [2, 3]
+
+
+@pytest.mark.parametrize("mode", PoolMode)
 def test_close_returns_everything_and_empties_the_tables(mode: PoolMode) -> None:
     state = memory(mode)
     tables = opened(state)

@@ -216,6 +216,13 @@ def test_the_promise_is_reached_but_never_exceeded() -> None:
     assert memory(PoolMode.PAGED, num_window_pages=1).could_ever_open(100)
 
 
+def test_a_promise_counts_drafted_rows_only_where_they_are_kept() -> None:
+    """W = P = 128, T = 4: 128 old tokens lie in 2 pages, the 131 behind a long chunk in 3."""
+    for num_window_pages, fits in ((4, False), (5, True)):
+        state = memory(PoolMode.PAGED, window=128, num_window_pages=num_window_pages)
+        assert state.could_ever_open(900) is fits
+
+
 def test_pages_touched_is_the_worst_alignment() -> None:
     def brute(num_tokens: int, page_tokens: int) -> int:
         return max(
