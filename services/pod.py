@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import uuid
@@ -52,6 +53,8 @@ async def open_pod(settings: PodSettings, role: Role) -> AsyncIterator[Pod]:
         settings.engine(),
         dtype=settings.dtype,
     )
+    # A full collection over torch's objects stops the step thread for 0.1 s; what is loaded now stays loaded.
+    gc.freeze()
     faults = settings.faults()
     # The agent's name carries the epoch: NIXL never forgives a name that comes back with other memory.
     plane = NixlPlane(f"{role.value}-{epoch}", initiator=role is Role.PREFILL)

@@ -25,6 +25,9 @@ from sluice.transfer.worker import Ticket, TransferWorker
 from sluice.transfer.writes import plan_writes
 
 
+_UNCLEAN_WAIT_S = 1.0
+
+
 @dataclass(frozen=True)
 class SentComponent:
     """What moved of one component: rows and bytes (0 where the fault switch withheld it)."""
@@ -150,14 +153,19 @@ class Sender:
                 )
 
     async def revoke(self) -> None:
-        """Post nothing more; returns when nothing of this attempt can be written any more."""
+        """Post nothing more; returns when nothing of this attempt can be written any more.
+
+        Raises when the I/O thread died with handles open: then nobody knows, and only the process's end helps.
+        """
         with self._lock:
             self._revoked = True
             tickets = list(self._tickets)
         for ticket in tickets:
             ticket.revoke()
-        for ticket in tickets:
-            await asyncio.wrap_future(ticket.settled)
+        settled = [await asyncio.wrap_future(ticket.settled) for ticket in tickets]
+        if not all(settlement.clean for settlement in settled):
+            # The connection broke: bytes that the peer's kernel already has may still be placed, very soon.
+            await asyncio.sleep(_UNCLEAN_WAIT_S)
 
     def sent(self) -> tuple[SentComponent, ...]:
         return tuple(
