@@ -24,7 +24,6 @@ from sluice.transfer.plane import Link, Write
 from sluice.transfer.worker import Ticket, TransferWorker
 from sluice.transfer.writes import plan_writes
 
-
 _UNCLEAN_WAIT_S = 1.0
 
 
