@@ -92,10 +92,8 @@ class WindowPool:
         unmapped = [page for page in pages if self._map[page] == 0]
         if not unmapped:
             return
-        mapped_before = [
-            self._map[page] for page in tables.pages[: tables.pages.index(unmapped[0])]
-        ]
-        last = mapped_before[-1] if mapped_before else 0
+        at = tables.pages.index(unmapped[0])
+        last = self._map[tables.pages[at - 1]] if at else 0
         window_pages = self._ledger.take(tables.slot, len(unmapped), after=last)
         for page, window_page in zip(unmapped, window_pages, strict=True):
             self._map.set(page, window_page)

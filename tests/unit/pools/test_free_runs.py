@@ -60,6 +60,14 @@ def test_giving_back_merges_both_neighbours() -> None:
     assert runs.take(7) == [1, 2, 3, 4, 5, 6, 7]
 
 
+def test_a_filled_gap_makes_one_long_run() -> None:
+    runs = FreeRuns(1, 10)
+    runs.take(9)
+    runs.give([1, 5, 7])
+    runs.give([6])
+    assert runs.take(3) == [5, 6, 7]
+
+
 def test_an_empty_range_has_nothing() -> None:
     runs = FreeRuns(1, 1)
     assert len(runs) == 0
