@@ -234,3 +234,18 @@ def test_aborting_the_unknown_does_nothing() -> None:
     core.abort(RequestId("nobody"))
     core.release(RequestId("nobody"))
     assert core.drain() == []
+
+
+def test_window_pages_are_freed_as_the_window_moves() -> None:
+    """200 tokens are 13 pages of history, but window state of 8 tokens never needs more than 2 or
+    so.
+    """
+    core = toy_core()
+    core.submit(request("r", prompt_of(50), max_tokens=150))
+    most: dict[str, int] = {}
+    while core.step():
+        for space in core.stats().occupancy:
+            name = space.space.value
+            most[name] = max(most.get(name, 0), space.held)
+    assert most["PAGE"] == 13
+    assert 1 <= most["WINDOW_PAGE"] <= 2

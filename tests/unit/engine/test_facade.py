@@ -313,6 +313,23 @@ async def test_death_of_the_step_thread_fails_everything_and_hangs_nobody(role: 
     await facade.stop()
 
 
+async def test_broken_books_found_by_a_command_end_the_engine() -> None:
+    """A refused command is its caller's business; a ``PoolError`` means nothing here can be
+    trusted.
+    """
+
+    def find_broken_books(_: EngineCore) -> None:
+        raise PoolError("a page has two owners")
+
+    facade = EngineFacade(toy_core())
+    await facade.start()
+    async with asyncio.timeout(SOON_S):
+        with pytest.raises(InternalError, match="two owners"):
+            await facade._call(find_broken_books)
+        assert isinstance(facade.failed, PoolError)
+    await facade.stop()
+
+
 async def test_calls_made_while_the_dead_thread_still_counts_as_alive_do_not_hang() -> None:
     core = toy_core()
     _break(core)
