@@ -18,7 +18,7 @@ TOLERANCE = 1e-4
 WINDOW = int(TINY["sliding_window"])  # type: ignore[call-overload]
 BOUNDARIES = (*range(1, 10), WINDOW - 1, WINDOW, WINDOW + 1, *range(127, 131), 255, 256, 257, 513)
 LONGEST = 530
-_STEPS = 45  # 7 * 45 > 257: every chunked request crosses the boundaries that its size allows
+_STEPS = 22  # 7 * 22 > 128, 22 > W; the longer boundaries are approached by one larger chunk
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,10 @@ def test_chunk_sizes_side_by_side(case: Case, mode: PoolMode) -> None:
     rng = random.Random(5)
     plans: dict[str, list[int]] = {
         **{f"chunk{n}": [n] * _STEPS for n in (1, 3, 7, 64)},
-        "single_over_128": [120] + [1] * _STEPS,
-        "single_over_256": [250] + [1] * _STEPS,
+        "1_over_128": [120] + [1] * _STEPS,
+        "1_over_256": [250] + [1] * _STEPS,
+        "3_over_128": [101] + [3] * _STEPS,
+        "7_over_256": [190] + [7] * _STEPS,
         "mixed": [rng.choice((1, 1, 1, 2, 5, 33, 130)) for _ in range(_STEPS)],
     }
     requests = {name: serving.open(name) for name in plans}
