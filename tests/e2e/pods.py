@@ -54,6 +54,7 @@ class Pod:
     role: str
     settings: Mapping[str, str]
     log_file: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
@@ -70,7 +71,7 @@ class Pod:
         prefix = f"SLUICE_{self.role.upper()}_"
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
         environment |= {prefix + name.upper(): value for name, value in self.settings.items()}
-        environment |= {prefix + "LISTEN": self.address, "OMP_NUM_THREADS": "1"}
+        environment |= {prefix + "LISTEN": self.address, "OMP_NUM_THREADS": "1", **self.environment}
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", f"services.{self.role}"],
@@ -114,8 +115,15 @@ class Pair:
     faults: Path
 
     @classmethod
-    def create(cls, folder: Path, model_dir: Path, **settings: str) -> Pair:
+    def create(
+        cls,
+        folder: Path,
+        model_dir: Path,
+        environment: Mapping[str, str] | None = None,
+        **settings: str,
+    ) -> Pair:
         """``settings`` go to both pods, except names that start with ``prefill_`` or ``decode_``."""
+        env = environment or {}
         faults = folder / "faults"
         faults.mkdir(parents=True)
         shared = {"model_dir": str(model_dir), "fault_dir": str(faults)}
@@ -123,9 +131,9 @@ class Pair:
         for name, value in settings.items():
             role, _, rest = name.partition("_")
             (own[role] if role in own else shared).update({rest if role in own else name: value})
-        prefill = Pod("prefill", shared | own["prefill"], folder / "prefill.log")
+        prefill = Pod("prefill", shared | own["prefill"], folder / "prefill.log", env)
         decode_settings = shared | own["decode"] | {"peers": prefill.address}
-        return cls(prefill, Pod("decode", decode_settings, folder / "decode.log"), faults)
+        return cls(prefill, Pod("decode", decode_settings, folder / "decode.log", env), faults)
 
     def start(self) -> None:
         self.prefill.start()
@@ -159,7 +167,11 @@ class Pair:
     # -- looking --------------------------------------------------------------------------------------------
 
     async def ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        async with DecodeClient(self.decode.address) as client:
+        """Decode is ready, and what it is paired with is the prefill process that answers now."""
+        async with (
+            DecodeClient(self.decode.address) as client,
+            PrefillClient(self.prefill.address) as prefill,
+        ):
 
             async def look() -> bool:
                 for pod in (self.prefill, self.decode):
@@ -167,7 +179,8 @@ class Pair:
                 status = await client.get_status(2.0)
                 if not status.ready:
                     raise SluiceError(status.reason)
-                return True
+                epoch = (await prefill.get_status(2.0)).epoch
+                return all(peer.epoch == epoch for peer in status.peers)
 
             await eventually(look, timeout_s, "pair ready")
 

@@ -32,7 +32,11 @@ HELD_POINTS = [point for point in FaultPoint if point is not FaultPoint.PREFILL_
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Pair]:
     pair = Pair.create(
-        tmp_path_factory.mktemp("pair"), model_dir, max_batch_tokens="128", debug_fill="nan"
+        tmp_path_factory.mktemp("pair"),
+        model_dir,
+        {"UCX_TLS": "tcp"},  # as between containers; CMA would copy into a stopped process
+        max_batch_tokens="128",
+        debug_fill="nan",
     )
     pair.start()
     yield pair
@@ -178,6 +182,21 @@ async def test_frozen_prefill_is_quarantined_then_drained(pair: Pair) -> None:
     pair.prefill.thaw()
     await expect(pair, before)
     assert await pair.quarantined() == 0
+
+
+async def test_frozen_decode_costs_prefill_only_the_rows_it_reads(pair: Pair) -> None:
+    """The client hears at once; prefill keeps its source rows until the handles settle, then is clean."""
+    before = await generate(pair, LONG_PROMPT)
+    request = await held_request(pair, FaultPoint.PREFILL_POST)
+    pair.decode.freeze()
+    pair.let_all_go()
+    await asyncio.sleep(0.5)
+    request.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await request
+    pair.decode.thaw()
+    await pair.baseline()
+    await expect(pair, before)
 
 
 async def test_writer_resumed_after_an_abort_changes_nobody_elses_state(pair: Pair) -> None:

@@ -17,12 +17,13 @@ from tests.e2e.pods import Pair, generate
 pytestmark = [pytest.mark.e2e, pytest.mark.nixl, pytest.mark.timeout(600)]
 
 CONCURRENCY = 8
-# (pool mode, prefill's token budget a step): one chunk, and chunks that cross every boundary at odd places.
+TCP = {"UCX_TLS": "tcp"}  # what two pods in two containers get; processes on one host copy by CMA
+# (pool mode, prefill's token budget a step, UCX): one chunk, and chunks that cross every boundary at odd places.
 SETUPS = [
-    (PoolMode.PAGED, 1024),
-    (PoolMode.PAGED, 37),
-    (PoolMode.UNIFIED, 1024),
-    (PoolMode.UNIFIED, 37),
+    (PoolMode.PAGED, 1024, {}),
+    (PoolMode.PAGED, 37, TCP),
+    (PoolMode.UNIFIED, 1024, TCP),
+    (PoolMode.UNIFIED, 37, {}),
 ]
 
 
@@ -41,7 +42,9 @@ def mixed_cases(model_dir: Path) -> list[Case]:
     window = json.loads((model_dir / "config.json").read_text())["sliding_window"]
     rng = random.Random(7)
     cases = []
-    for number, length in enumerate(boundary_lengths(window) * 2 + [600, 700, 384, 640, 33, 100, 64, 200, 300, 450, 550, 17]):
+    for number, length in enumerate(
+        boundary_lengths(window) * 2 + [600, 700, 384, 640, 33, 100, 64, 200, 300, 450, 550, 17]
+    ):
         prompt = tuple(rng.randrange(3, 500) for _ in range(length))
         temperature = (0.0, 0.0, 0.8)[number % 3]
         max_tokens = (24, 24, 1, 24, 2, 24, 3)[number % 7]
@@ -78,15 +81,29 @@ async def run_disaggregated(pair: Pair, cases: list[Case]) -> list[Outcome]:
     return list(await asyncio.gather(*(one(case) for case in cases)))
 
 
-@pytest.mark.parametrize(("mode", "budget"), SETUPS, ids=lambda value: getattr(value, "value", value))
+@pytest.mark.parametrize(
+    ("mode", "budget", "ucx"),
+    SETUPS,
+    ids=[f"{mode.value}-{budget}-{'tcp' if ucx else 'cma'}" for mode, budget, ucx in SETUPS],
+)
 def test_disaggregated_equals_aggregated(
-    tmp_path: Path, model_dir: Path, oracle: list[Outcome], mode: PoolMode, budget: int
+    tmp_path: Path,
+    model_dir: Path,
+    oracle: list[Outcome],
+    mode: PoolMode,
+    budget: int,
+    ucx: dict[str, str],
 ) -> None:
     """Destination rows hold NaN beforehand, so a byte that was never sent can't go unnoticed."""
     cases = mixed_cases(model_dir)
     assert len(cases) > 50
     pair = Pair.create(
-        tmp_path, model_dir, pool_mode=mode.value, debug_fill="nan", max_batch_tokens=str(budget)
+        tmp_path,
+        model_dir,
+        ucx,
+        pool_mode=mode.value,
+        debug_fill="nan",
+        max_batch_tokens=str(budget),
     )
 
     async def run() -> list[Outcome]:

@@ -54,7 +54,9 @@ def test_a_pair_that_does_not_fit_is_refused_by_name(
 
 def test_draft_on_one_side_is_agreed_only_when_asked_for(tmp_path: Path, model_dir: Path) -> None:
     """With the flag, decode drafts from an invalid window: the answer is the same, and drafting comes back."""
-    pair = Pair.create(tmp_path, model_dir, prefill_spec_steps="0", decode_allow_missing_draft="true")
+    pair = Pair.create(
+        tmp_path, model_dir, prefill_spec_steps="0", decode_allow_missing_draft="true"
+    )
 
     async def run() -> None:
         await pair.ready()
