@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tools.corpus import DEFAULT_CACHE, load_corpus
+from tools.leaky_index import with_mirrored_index_heads
 from tools.muon import Muon
 from tools.tiny_dsv4_config import TinyConfig
 from tools.tiny_dsv4_export import export_checkpoint, load_checkpoint
@@ -208,7 +209,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE)
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--nextn-only", action="store_true", help="start from the model already in --out")
+    parser.add_argument(
+        "--resume", action="store_true", help="start from the model in --out; with --steps 0 only NextN"
+    )
     for name in _PLAN_OPTIONS:
         default = getattr(Plan, name)
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
@@ -216,7 +219,7 @@ def main() -> None:
     torch.set_num_threads(1)
     plan = Plan(**{name: getattr(args, name) for name in _PLAN_OPTIONS})
     corpus = load_corpus(args.cache)
-    if args.nextn_only:
+    if args.resume:
         tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
         model = load_checkpoint(args.out)
     else:
@@ -227,10 +230,10 @@ def main() -> None:
     print(f"{sum(p.numel() for p in model.parameters())} parameters, {len(data.flat)} prose tokens", flush=True)
     if args.compile:
         model.compile()
-    if not args.nextn_only:
-        train_joint(model, data, plan, args.out)
-        torch.save(model.state_dict(), args.out.with_suffix(".joint.pt"))
-        export_checkpoint(model, args.out)
+    train_joint(model, data, plan, args.out)
+    if model.config.index_n_heads == TinyConfig().index_n_heads:
+        model = with_mirrored_index_heads(model)
+    export_checkpoint(model, args.out)
     train_nextn(model, data, plan, args.out)
 
 
