@@ -50,6 +50,12 @@ class ConfigFields:
             raise self._wrong(key, value, "a number")
         return float(value)
 
+    def boolean(self, key: str, default: bool | _Required = _REQUIRED) -> bool:
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, value, "true or false")
+        return value
+
     def optional_integer(self, key: str) -> int | None:
         return self.integer(key) if self.has(key) else None
 

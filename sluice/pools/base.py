@@ -36,6 +36,7 @@ class BufferSpec:
     layer_ids: tuple[int, ...]
     dtype: str
     row_shape: tuple[int, ...]
+    shard_axis: int | None = None  # axis of row_shape that tensor-parallel ranks split
 
 
 class WindowMap:

@@ -17,6 +17,8 @@ def test_reads_typed_values() -> None:
     assert FIELDS.number("n") == 3.0
     assert FIELDS.number("x") == 0.5
     assert FIELDS.integer("none", 7) == 7
+    assert FIELDS.boolean("flag") is True
+    assert FIELDS.boolean("none", False) is False
     assert FIELDS.optional_integer("none") is None
     assert FIELDS.integer_or_list("list") == (1, 2)
     assert FIELDS.integer_or_list("n") == (3,)
@@ -35,6 +37,8 @@ def test_wrong_type_names_key_and_value() -> None:
         FIELDS.integer("x")
     with pytest.raises(ConfigError, match=r"'flag' is True, expected an integer"):
         FIELDS.integer("flag")
+    with pytest.raises(ConfigError, match=r"'n' is 3, expected true or false"):
+        FIELDS.boolean("n")
     with pytest.raises(ConfigError, match=r"'n' is 3, expected at least 4"):
         FIELDS.integer("n", at_least=4)
     with pytest.raises(ConfigError, match="a list of strings"):

@@ -1,0 +1,65 @@
+"""A Llama or Qwen3 model as the engine sees it.
+
+Shape legend: T tokens, R chosen rows, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sluice.models.base import ForwardBatch, ModelInfo
+from sluice.models.layers.norm import rms_norm
+from sluice.models.llama.attention import attention
+from sluice.models.llama.config import LlamaConfig
+from sluice.models.llama.plan import AttentionPlan
+from sluice.models.llama.rope import rope_frequencies
+from sluice.models.llama.state import KV, target_state
+from sluice.models.llama.weights import LayerWeights, LlamaWeights
+from sluice.pools.base import BufferSpec, StateMemory
+
+
+class LlamaTarget:
+    """``models.base.TargetModel``. Hidden states are ``[T, D]``, before the final norm."""
+
+    def __init__(self, config: LlamaConfig, weights: LlamaWeights, info: ModelInfo) -> None:
+        self._config = config
+        self._weights = weights
+        self._info = info
+        self._freq_F = rope_frequencies(config.rope, weights.embed.device)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def config(self) -> LlamaConfig:
+        return self._config
+
+    def state_needs(self, kv_dtype: str) -> tuple[BufferSpec, ...]:
+        return target_state(self._config, kv_dtype)
+
+    @torch.no_grad()
+    def forward(self, batch: ForwardBatch, memory: StateMemory) -> Tensor:
+        """Residual stream after the last layer; every layer's rows for the batch are written."""
+        config = self._config
+        plan = AttentionPlan.of(batch, memory.component(KV), self._freq_F, config.group_size)
+        x_TD = self._weights.embed[batch.ids_T]
+        for layer, weights in enumerate(self._weights.layers):
+            normed_TD = rms_norm(x_TD, weights.attn_norm, config.norm_eps)
+            x_TD = x_TD + attention(normed_TD, weights, config, plan, memory.buffer(KV, layer))
+            x_TD = x_TD + mlp(rms_norm(x_TD, weights.mlp_norm, config.norm_eps), weights)
+        return x_TD
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[R, D]`` -> float32 ``[R, V]``."""
+        normed_RD = rms_norm(hidden, self._weights.norm, self._config.norm_eps)
+        return F.linear(normed_RD, self._weights.vocabulary).float()
+
+
+def mlp(x_TD: Tensor, weights: LayerWeights) -> Tensor:
+    """SwiGLU (Shazeer 2020): ``w2 (silu(gate) * up)``."""
+    gate_TI, up_TI = F.linear(x_TD, weights.w13).chunk(2, dim=-1)
+    return F.linear(F.silu(gate_TI) * up_TI, weights.w2)

@@ -1,0 +1,40 @@
+"""The state a Llama or Qwen3 request leaves behind: keys and values of every token, in full pages."""
+
+from __future__ import annotations
+
+from sluice.errors import ConfigError
+from sluice.layout.component import Coverage, Kind, Owner
+from sluice.models.llama.config import LlamaConfig
+from sluice.pools.base import BufferSpec
+
+KV = "target.kv"
+_KV_DTYPES = ("float32", "bfloat16", "float16")
+_HEAD_AXIS = 0
+
+
+def target_state(config: LlamaConfig, kv_dtype: str) -> tuple[BufferSpec, ...]:
+    """One component with a row a token: ``[kv_heads, 2, head_dim]``, key then value of each head.
+
+    Heads come first because tensor parallelism splits them: a rank's share of a row is then one
+    stretch of bytes. Raises ConfigError for a row dtype this code can't compute with.
+    """
+    if kv_dtype not in _KV_DTYPES:
+        raise ConfigError(
+            f"kv_dtype {kv_dtype!r} is not supported by {config.architecture}; "
+            f"known: {list(_KV_DTYPES)}",
+            stage="pools",
+        )
+    return (
+        BufferSpec(
+            name=KV,
+            owner=Owner.TARGET,
+            kind=Kind.KV,
+            coverage=Coverage.HISTORY,
+            tokens_per_row=1,
+            window_tokens=0,
+            layer_ids=tuple(range(config.num_layers)),
+            dtype=kv_dtype,
+            row_shape=(config.num_kv_heads, 2, config.head_dim),
+            shard_axis=_HEAD_AXIS,
+        ),
+    )
