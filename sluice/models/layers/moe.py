@@ -13,9 +13,9 @@ from torch import Tensor
 
 from sluice.models.layers.norm import accumulation_dtype
 
-# Below this many gathered weight values a batched matmul beats a loop over experts: the copy of the
-# experts' weights is then cheaper than the loop's per-expert launches and sorting.
-_GATHER_LIMIT_VALUES = 1 << 20
+# Up to this many multiplications, running every expert on every token in two matmuls is quicker than
+# sorting tokens by expert and launching kernels for each.
+_DENSE_LIMIT_PRODUCTS = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -92,26 +92,22 @@ def routed_experts(
     x_TD: Tensor, routing: Routing, w13_EJD: Tensor, w2_EDI: Tensor, limit: float
 ) -> Tensor:
     """Weighted sum of each token's experts, ``[T, D]`` in ``x``'s dtype (J = 2I)."""
-    num_pairs = routing.expert_TK.numel()
-    if num_pairs * w13_EJD[0].numel() <= _GATHER_LIMIT_VALUES:
-        out_PD = _gathered(x_TD, routing.expert_TK, w13_EJD, w2_EDI, limit)
-    else:
-        out_PD = _sorted_by_expert(x_TD, routing.expert_TK, w13_EJD, w2_EDI, limit)
+    if len(x_TD) * (w13_EJD.numel() + w2_EDI.numel()) <= _DENSE_LIMIT_PRODUCTS:
+        return _dense(x_TD, routing, w13_EJD, w2_EDI, limit)
+    out_PD = _sorted_by_expert(x_TD, routing.expert_TK, w13_EJD, w2_EDI, limit)
     out_TKD = out_PD.unflatten(0, routing.expert_TK.shape)
     weighted_TKD: Tensor = out_TKD * routing.weight_TK.unsqueeze(-1)
     return weighted_TKD.sum(1).to(x_TD.dtype)
 
 
-def _gathered(
-    x_TD: Tensor, expert_TK: Tensor, w13_EJD: Tensor, w2_EDI: Tensor, limit: float
-) -> Tensor:
-    """Few pairs: copy each pair's expert and multiply them all at once, ``[T*K, D]``."""
-    k = expert_TK.shape[1]
-    expert_P = expert_TK.flatten()
-    x_PD1 = x_TD.repeat_interleave(k, dim=0).unsqueeze(-1)
-    gate_up_PJ = torch.bmm(w13_EJD[expert_P], x_PD1).squeeze(-1)
-    hidden_PI1 = clamped_swiglu(gate_up_PJ, limit).unsqueeze(-1)
-    return torch.bmm(w2_EDI[expert_P], hidden_PI1).squeeze(-1)
+def _dense(x_TD: Tensor, routing: Routing, w13_EJD: Tensor, w2_EDI: Tensor, limit: float) -> Tensor:
+    """All experts for all tokens, those not chosen weighed 0 (the clamp keeps them finite)."""
+    num_experts = w13_EJD.shape[0]
+    gate_up_TEJ = F.linear(x_TD, w13_EJD.flatten(0, 1)).unflatten(-1, (num_experts, -1))
+    weight_TE = routing.weight_TK.new_zeros(len(x_TD), num_experts)
+    weight_TE = weight_TE.scatter_add(1, routing.expert_TK, routing.weight_TK)
+    hidden_TEI = (clamped_swiglu(gate_up_TEJ, limit) * weight_TE.unsqueeze(-1)).to(x_TD.dtype)
+    return torch.bmm(hidden_TEI.transpose(0, 1), w2_EDI.transpose(1, 2)).sum(0)
 
 
 def _sorted_by_expert(

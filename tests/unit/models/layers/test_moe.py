@@ -34,12 +34,12 @@ def _build(*, hashed: bool, scale: float = 1.0) -> tuple[hf.DeepseekV4SparseMoeB
 
 
 @pytest.mark.parametrize("hashed", [False, True])
-@pytest.mark.parametrize("gather_limit", [0, 1 << 62], ids=["sorted", "gathered"])
+@pytest.mark.parametrize("dense_limit", [0, 1 << 62], ids=["sorted", "dense"])
 @pytest.mark.parametrize("num_tokens", [1, 37])
 def test_matches_transformers(
-    monkeypatch: pytest.MonkeyPatch, hashed: bool, gather_limit: int, num_tokens: int
+    monkeypatch: pytest.MonkeyPatch, hashed: bool, dense_limit: int, num_tokens: int
 ) -> None:
-    monkeypatch.setattr(subject, "_GATHER_LIMIT_VALUES", gather_limit)
+    monkeypatch.setattr(subject, "_DENSE_LIMIT_PRODUCTS", dense_limit)
     block, weights = _build(hashed=hashed)
     x, ids = torch.randn(num_tokens, 96), torch.randint(0, 256, (num_tokens,))
     expected = block(x.unsqueeze(0), input_ids=ids.unsqueeze(0))[0]
@@ -66,11 +66,11 @@ def test_bias_selects_but_does_not_weigh() -> None:
     torch.testing.assert_close(routing.weight_TK.sum(-1), torch.full((4,), 1.5))
 
 
-@pytest.mark.parametrize("gather_limit", [0, 1 << 62], ids=["sorted", "gathered"])
+@pytest.mark.parametrize("dense_limit", [0, 1 << 62], ids=["sorted", "dense"])
 def test_gradients_reach_router_and_experts(
-    monkeypatch: pytest.MonkeyPatch, gather_limit: int
+    monkeypatch: pytest.MonkeyPatch, dense_limit: int
 ) -> None:
-    monkeypatch.setattr(subject, "_GATHER_LIMIT_VALUES", gather_limit)
+    monkeypatch.setattr(subject, "_DENSE_LIMIT_PRODUCTS", dense_limit)
     _, weights = _build(hashed=False)
     moe(torch.randn(6, 96), torch.zeros(6, dtype=torch.int64), weights, PARAMS).sum().backward()
     for tensor in (weights.gate, weights.w13, weights.w2):
