@@ -6,82 +6,33 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 
 import psutil
 import pytest
 
 from sluice.config import EngineConfig
-from sluice.engine import facade as facade_module
-from sluice.engine.core import EngineCore
-from sluice.engine.facade import ChunkReady, EngineFacade, TokenStream
+from sluice.engine.facade import ChunkReady, EngineFacade
 from sluice.errors import (
     Aborted,
     BadRequest,
     ConfigError,
     DeadlineExceeded,
     IllegalTransition,
-    InternalError,
     Overloaded,
-    PoolError,
 )
-from sluice.models.base import ForwardBatch
 from sluice.types import FinishReason, RequestId, Role
 from tests.unit.engine.driving import run_all
-from tests.unit.engine.toy_model import ToyTarget, pool_config, prompt_of, request, toy_core
+from tests.unit.engine.facade_harness import SOON_S, Gate, read, running, settled
+from tests.unit.engine.toy_model import pool_config, prompt_of, request, toy_core
 
 pytestmark = pytest.mark.asyncio
-
-SOON_S = 5.0
-
-
-@asynccontextmanager
-async def _running(core: EngineCore) -> AsyncIterator[EngineFacade]:
-    facade = EngineFacade(core)
-    await facade.start()
-    try:
-        async with asyncio.timeout(60):
-            yield facade
-    finally:
-        await facade.stop()
-
-
-async def _read(stream: TokenStream) -> list[int]:
-    return [token async for event in stream for token in event.token_ids]
-
-
-async def _settled(facade: EngineFacade) -> None:
-    """Abandonment has no reply, so ask until its effect shows."""
-    async with asyncio.timeout(SOON_S):
-        while not (await facade.stats()).baseline:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
-class Gate:
-    """A target whose forwards wait until the test lets them go on."""
-
-    def __init__(self, after: int = 0) -> None:
-        self.target = ToyTarget()
-        self.entered = threading.Event()
-        self.open = threading.Event()
-        self._after = after
-        self.target.before_forward = self._wait
-
-    def _wait(self, batch: ForwardBatch) -> None:
-        if self.target.forwards > self._after:
-            self.entered.set()
-            assert self.open.wait(30)
-
-    async def reached(self) -> None:
-        assert await asyncio.to_thread(self.entered.wait, SOON_S)
 
 
 async def test_concurrent_streams_equal_the_core_alone() -> None:
     requests = [request(f"r{n}", prompt_of(n), seed=n, temperature=0.7) for n in (1, 5, 9, 20)]
     expected = {name: s.tokens for name, s in run_all(toy_core(), requests).items()}
-    async with _running(toy_core()) as facade:
-        answers = await asyncio.gather(*(_read(facade.generate(one)) for one in requests))
+    async with running(toy_core()) as facade:
+        answers = await asyncio.gather(*(read(facade.generate(one)) for one in requests))
         assert {r.request_id: a for r, a in zip(requests, answers, strict=True)} == expected
         stats = await facade.stats()
         assert stats.baseline
@@ -89,50 +40,50 @@ async def test_concurrent_streams_equal_the_core_alone() -> None:
 
 
 async def test_refusals_come_out_of_the_stream() -> None:
-    async with _running(toy_core()) as facade:
+    async with running(toy_core()) as facade:
         with pytest.raises(BadRequest, match="max_tokens is 0"):
-            await _read(facade.generate(request("r", prompt_of(3), max_tokens=0)))
-        assert await _read(facade.generate(request("r", prompt_of(3))))
+            await read(facade.generate(request("r", prompt_of(3), max_tokens=0)))
+        assert await read(facade.generate(request("r", prompt_of(3))))
 
 
 async def test_closing_a_stream_aborts() -> None:
-    async with _running(toy_core()) as facade:
+    async with running(toy_core()) as facade:
         stream = facade.generate(request("r", prompt_of(3), max_tokens=900))
         await anext(stream)
         await stream.aclose()
-        await _settled(facade)
+        await settled(facade)
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
 
 
 async def test_dropping_a_stream_aborts() -> None:
-    async with _running(toy_core()) as facade:
+    async with running(toy_core()) as facade:
         async for _ in facade.generate(request("r", prompt_of(3), max_tokens=900)):
             break
         gc.collect()
-        await _settled(facade)
+        await settled(facade)
 
 
 async def test_abort_while_running_queued_and_unknown() -> None:
     core = toy_core(pool=pool_config(num_slots=1))
-    async with _running(core) as facade:
-        running = facade.generate(request("running", prompt_of(3), max_tokens=900))
+    async with running(core) as facade:
+        active = facade.generate(request("running", prompt_of(3), max_tokens=900))
         queued = facade.generate(request("queued", prompt_of(3)))
-        await anext(running)
+        await anext(active)
         await facade.abort(RequestId("queued"))
         with pytest.raises(Aborted):
-            await _read(queued)
+            await read(queued)
         assert (await facade.stats()).running == 1
         await facade.abort(RequestId("running"))
         assert (await facade.stats()).baseline
         with pytest.raises(Aborted):
-            await _read(running)
+            await read(active)
         await facade.abort(RequestId("nobody"))
 
 
 async def test_prefill_calls_back_on_the_step_thread_and_holds_until_release() -> None:
     core = toy_core(Role.PREFILL, config=EngineConfig(max_batch_tokens=8))
-    async with _running(core) as facade:
+    async with running(core) as facade:
         seen: list[tuple[str, ChunkReady]] = []
         one = request("r", prompt_of(20))
         outcome = await facade.prefill(
@@ -152,7 +103,7 @@ async def test_prefill_calls_back_on_the_step_thread_and_holds_until_release() -
 async def test_cancelled_prefill_stops_computing_and_holds_until_release() -> None:
     gate = Gate()
     core = toy_core(Role.PREFILL, target=gate.target, config=EngineConfig(max_batch_tokens=8))
-    async with _running(core) as facade:
+    async with running(core) as facade:
         task = asyncio.create_task(facade.prefill(request("r", prompt_of(40)), lambda chunk: None))
         await gate.reached()
         task.cancel()
@@ -168,7 +119,7 @@ async def test_cancelled_prefill_stops_computing_and_holds_until_release() -> No
 async def test_release_of_a_computing_request_is_refused() -> None:
     gate = Gate()
     core = toy_core(Role.PREFILL, target=gate.target, config=EngineConfig(max_batch_tokens=8))
-    async with _running(core) as facade:
+    async with running(core) as facade:
         task = asyncio.create_task(facade.prefill(request("r", prompt_of(40)), lambda chunk: None))
         await gate.reached()
         release = asyncio.create_task(facade.release(RequestId("r")))
@@ -184,7 +135,7 @@ async def test_release_of_a_computing_request_is_refused() -> None:
 
 async def test_reserve_and_adopt() -> None:
     expected = run_all(toy_core(), [request("r", prompt_of(1))])[RequestId("r")].tokens
-    async with _running(toy_core(Role.DECODE)) as facade:
+    async with running(toy_core(Role.DECODE)) as facade:
         one = request("r", prompt_of(9), max_tokens=1)
         reservation = await facade.reserve(one, timeout_s=SOON_S)
         assert reservation.request is one
@@ -195,13 +146,13 @@ async def test_reserve_and_adopt() -> None:
         assert [e async for e in stream] == []
         assert (await facade.stats()).baseline
         with pytest.raises(IllegalTransition, match="not here"):
-            await _read(facade.adopt(one.request_id, 5))
+            await read(facade.adopt(one.request_id, 5))
     assert expected
 
 
 async def test_reserve_waits_for_capacity_first_come_first_served() -> None:
     core = toy_core(Role.DECODE, pool=pool_config(num_slots=1))
-    async with _running(core) as facade:
+    async with running(core) as facade:
         await facade.reserve(request("a", prompt_of(9)), SOON_S)
         waiting = [
             asyncio.create_task(facade.reserve(request(name, prompt_of(9)), SOON_S))
@@ -220,7 +171,7 @@ async def test_reserve_waits_for_capacity_first_come_first_served() -> None:
 
 async def test_reserve_gives_up_at_its_deadline_and_when_cancelled() -> None:
     core = toy_core(Role.DECODE, pool=pool_config(num_slots=1))
-    async with _running(core) as facade:
+    async with running(core) as facade:
         await facade.reserve(request("a", prompt_of(9)), SOON_S)
         with pytest.raises(DeadlineExceeded):
             await facade.reserve(request("late", prompt_of(9)), 0.05)
@@ -235,7 +186,7 @@ async def test_reserve_gives_up_at_its_deadline_and_when_cancelled() -> None:
 
 
 async def test_a_reservation_granted_while_its_waiter_was_cancelled_is_given_back() -> None:
-    async with _running(toy_core(Role.DECODE)) as facade:
+    async with running(toy_core(Role.DECODE)) as facade:
         for _ in range(20):
             task = asyncio.create_task(facade.reserve(request("r", prompt_of(9)), SOON_S))
             await asyncio.sleep(0)
@@ -247,20 +198,20 @@ async def test_a_reservation_granted_while_its_waiter_was_cancelled_is_given_bac
 
 
 async def test_abort_leaves_a_reservation_to_its_owner() -> None:
-    async with _running(toy_core(Role.DECODE)) as facade:
+    async with running(toy_core(Role.DECODE)) as facade:
         await facade.reserve(request("r", prompt_of(9)), SOON_S)
         await facade.abort(RequestId("r"))
         assert (await facade.stats()).waiting == 1
         await facade.quarantine(RequestId("r"))
         with pytest.raises(IllegalTransition, match="quarantined -> running"):
-            await _read(facade.adopt(RequestId("r"), 1))
+            await read(facade.adopt(RequestId("r"), 1))
         await facade.release(RequestId("r"))
         assert (await facade.stats()).baseline
 
 
 async def test_a_full_queue_refuses_reservations_at_once() -> None:
     core = toy_core(Role.DECODE, pool=pool_config(num_slots=1), config=EngineConfig(max_queue=1))
-    async with _running(core) as facade:
+    async with running(core) as facade:
         await facade.reserve(request("a", prompt_of(9)), SOON_S)
         queued = asyncio.create_task(facade.reserve(request("b", prompt_of(9)), SOON_S))
         await asyncio.sleep(0.02)
@@ -272,113 +223,11 @@ async def test_a_full_queue_refuses_reservations_at_once() -> None:
 
 
 async def test_requests_of_another_role_are_refused() -> None:
-    async with _running(toy_core(Role.DECODE)) as facade:
+    async with running(toy_core(Role.DECODE)) as facade:
         with pytest.raises(ConfigError, match="needs the aggregated role"):
             facade.generate(request("r", prompt_of(3)))
         with pytest.raises(ConfigError, match="prefill"):
             await facade.prefill(request("r", prompt_of(3)), lambda chunk: None)
-
-
-def _break(core: EngineCore) -> None:
-    """Make the next step end the thread: scheduling, unlike a forward, is not expected to raise."""
-
-    def schedule() -> None:
-        raise PoolError("books don't balance")
-
-    core._scheduler.schedule = schedule  # type: ignore[method-assign, assignment]
-
-
-@pytest.mark.parametrize("role", list(Role))
-async def test_death_of_the_step_thread_fails_everything_and_hangs_nobody(role: Role) -> None:
-    core = toy_core(role)
-    facade = EngineFacade(core)
-    await facade.start()
-    assert facade.failed is None
-    _break(core)
-    one = request("r", prompt_of(9))
-    calls: dict[Role, Callable[[], object]] = {
-        Role.AGGREGATED: lambda: _read(facade.generate(one)),
-        Role.PREFILL: lambda: facade.prefill(one, lambda chunk: None),
-        Role.DECODE: lambda: facade.reserve(one, SOON_S),
-    }
-    async with asyncio.timeout(SOON_S):
-        with pytest.raises(InternalError, match="books don't balance"):
-            await calls[role]()  # type: ignore[misc]
-        assert isinstance(facade.failed, PoolError)
-        for later in (facade.stats(), facade.abort(one.request_id), facade.release(one.request_id)):
-            with pytest.raises(InternalError, match="books don't balance"):
-                await later
-        with pytest.raises(InternalError, match="books don't balance"):
-            await _read(facade.adopt(one.request_id, 1))
-    await facade.stop()
-
-
-async def test_broken_books_found_by_a_command_end_the_engine() -> None:
-    """A refused command is its caller's business; a ``PoolError`` means nothing here can be
-    trusted.
-    """
-
-    def find_broken_books(_: EngineCore) -> None:
-        raise PoolError("a page has two owners")
-
-    facade = EngineFacade(toy_core())
-    await facade.start()
-    async with asyncio.timeout(SOON_S):
-        with pytest.raises(InternalError, match="two owners"):
-            await facade._call(find_broken_books)
-        assert isinstance(facade.failed, PoolError)
-    await facade.stop()
-
-
-async def test_calls_made_while_the_dead_thread_still_counts_as_alive_do_not_hang() -> None:
-    core = toy_core()
-    _break(core)
-    facade = EngineFacade(core)
-    facade._thread.is_alive = lambda: True  # type: ignore[method-assign]
-    await facade.start()
-    await asyncio.to_thread(facade._thread.join, SOON_S)
-    await asyncio.sleep(0.05)
-    with pytest.raises(InternalError, match="books don't balance"):
-        await asyncio.wait_for(facade.stats(), SOON_S)
-
-
-async def test_a_hanging_step_is_reported_and_commands_still_run_after_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gate = Gate()
-    async with _running(toy_core(target=gate.target)) as facade:
-        stream = facade.generate(request("r", prompt_of(3), max_tokens=900))
-        await gate.reached()
-        monkeypatch.setattr(facade_module, "COMMAND_WAIT_S", 0.05)
-        with pytest.raises(DeadlineExceeded, match="has not answered"):
-            await facade.abort(RequestId("r"))
-        monkeypatch.undo()
-        gate.open.set()
-        assert (await facade.stats()).baseline
-        with pytest.raises(Aborted):
-            await _read(stream)
-
-
-async def test_a_reservation_made_after_its_caller_gave_up_on_a_hanging_engine_is_given_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    core = toy_core(Role.DECODE)
-    hanging, go_on = threading.Event(), threading.Event()
-
-    def hang(_: EngineCore) -> None:
-        hanging.set()
-        assert go_on.wait(30)
-
-    async with _running(core) as facade:
-        facade._post_reply(hang)
-        assert await asyncio.to_thread(hanging.wait, SOON_S)
-        monkeypatch.setattr(facade_module, "COMMAND_WAIT_S", 0.05)
-        with pytest.raises(DeadlineExceeded):
-            await facade.reserve(request("r", prompt_of(9)), SOON_S)
-        monkeypatch.undo()
-        go_on.set()
-        stats = await facade.stats()
-        assert (stats.queued, stats.waiting, stats.baseline) == (0, 0, True)
 
 
 async def test_stop_ends_what_is_computing_and_later_calls_are_told() -> None:
@@ -389,15 +238,15 @@ async def test_stop_ends_what_is_computing_and_later_calls_are_told() -> None:
     await facade.stop()
     await facade.stop()
     with pytest.raises(Aborted):
-        await _read(stream)
+        await read(stream)
     with pytest.raises(Aborted, match="has stopped"):
         await facade.stats()
     assert facade.failed is None
 
 
 async def test_an_idle_engine_uses_no_cpu() -> None:
-    async with _running(toy_core()) as facade:
-        await _read(facade.generate(request("r", prompt_of(3))))
+    async with running(toy_core()) as facade:
+        await read(facade.generate(request("r", prompt_of(3))))
         thread = next(t for t in threading.enumerate() if t.name == "engine-step")
         before = _cpu_s(thread.native_id)
         await asyncio.to_thread(time.sleep, 1.0)

@@ -13,6 +13,7 @@ from sluice.engine import sampler
 from sluice.models.base import ForwardBatch, Segment
 from sluice.pools.memory import build_memory
 from sluice.spec.distribution import distribution, pick
+from sluice.spec.draws import Purpose, uniform
 from sluice.spec.verify import Verdict, VerifyDraws
 from sluice.types import RequestId, Sampling
 from tests.unit.engine.driving import run_all
@@ -80,3 +81,18 @@ def test_a_biased_rule_in_the_engine_is_caught(monkeypatch: pytest.MonkeyPatch) 
     """
     monkeypatch.setattr(sampler, "verify_sampled", _accept_everything)
     assert _p_value() < 1e-6
+
+
+def test_each_token_is_drawn_with_the_key_of_its_own_position() -> None:
+    """Two positions that shared a draw would be correlated, which no test of one position's law can
+    see.
+    """
+    core = toy_core(steps=0)
+    for seed in range(25):
+        one = request(str(seed), PROMPT, max_tokens=3, seed=seed, temperature=0.8, top_k=9)
+        tokens = run_all(core, [one])[one.request_id].tokens
+        known = list(PROMPT)
+        for token in tokens:
+            draw = uniform(seed, len(known), Purpose.TARGET)
+            assert [token] == pick(_law_after(known)[None], [draw])
+            known.append(token)
