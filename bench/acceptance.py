@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import shutil
 import tempfile
@@ -111,10 +112,13 @@ async def measure(
 
 
 def table(variants: Sequence[Variant], edges: Sequence[int], window: int) -> str:
-    rows = ["| pool mode | decode position | received | withheld | ratio |", "|---|---|---|---|---|"]
+    rows = [
+        "| pool mode | decode position | received | withheld | ratio |",
+        "|---|---|---|---|---|",
+    ]
     for mode in sorted({variant.mode for variant in variants}):
         pair = {v.draft: v.steps for v in variants if v.mode == mode}
-        spans = [*zip(edges[:-1], edges[1:], strict=True), (0, window), (0, 1 << 30)]
+        spans = [*itertools.pairwise(edges), (0, window), (0, 1 << 30)]
         for first, last in spans:
             good = acceptance_length(pair["received"], first, last)
             bad = acceptance_length(pair["withheld"], first, last)
@@ -132,13 +136,10 @@ def plot(variants: Sequence[Variant], edges: Sequence[int], window: int, path: P
 
     modes = sorted({variant.mode for variant in variants})
     figure, axes = pyplot.subplots(1, len(modes), figsize=(5 * len(modes), 3.6), sharey=True)
-    middles = [(a + b) / 2 for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    middles = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
     for axis, mode in zip(axes, modes, strict=True):
         for variant in (v for v in variants if v.mode == mode):
-            values = [
-                acceptance_length(variant.steps, a, b)
-                for a, b in zip(edges[:-1], edges[1:], strict=True)
-            ]
+            values = [acceptance_length(variant.steps, a, b) for a, b in itertools.pairwise(edges)]
             received = variant.draft == "received"
             axis.plot(
                 middles,
@@ -148,7 +149,9 @@ def plot(variants: Sequence[Variant], edges: Sequence[int], window: int, path: P
                 label=f"draft window {variant.draft}",
             )
         axis.axvline(window, color="#888888", linestyle=":", linewidth=1)
-        axis.text(window, axis.get_ylim()[0], " window refilled", color="#666666", fontsize=8, va="bottom")
+        axis.text(
+            window, axis.get_ylim()[0], " window refilled", color="#666666", fontsize=8, va="bottom"
+        )
         axis.set_title(f"{mode} pools")
         axis.set_xlabel("tokens already generated")
         axis.grid(alpha=0.25)
