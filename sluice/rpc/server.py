@@ -168,14 +168,29 @@ def _stream(behaviour: Behaviour) -> Behaviour:
                 return
             async with aclosing(cast("Any", behaviour(request, context))) as responses:
                 async for response in cast("AsyncIterator[Any]", responses):
-                    await context.write(response)
+                    await _write(context, response)
         except aio.AbortError:
             raise
+        except _ClientGone:
+            return
         except Exception as error:
             _log_untyped(error)
             await abort(context, error)
 
     return call
+
+
+class _ClientGone(Exception):
+    pass
+
+
+async def _write(context: Any, response: Any) -> None:
+    """A write can lose the race against the call's cancellation: gRPC's core refuses the batch, and
+    nobody is left to be told."""
+    try:
+        await context.write(response)
+    except aio.InternalError as error:
+        raise _ClientGone from error
 
 
 def _bind_ids(request: object) -> None:

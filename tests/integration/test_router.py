@@ -143,6 +143,19 @@ async def test_eos_is_no_part_of_the_text() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_clients_stop_token_is_no_part_of_the_text() -> None:
+    async def script(_: GenerateCall) -> AsyncIterator[Event]:
+        yield Tokens(ids("ab"))
+        yield Tokens(ids("c!"), 1)
+        yield Finished(FinishReason.STOP, USAGE)
+
+    async with router_over(ScriptedDecode([script])) as stack:
+        body = {"prompt": "hi", "stop_token_ids": list(ids("!"))}
+        choice = (await stack.post(**body)).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("abc", "stop")
+
+
+@pytest.mark.asyncio
 async def test_ignore_eos_sends_no_eos_ids() -> None:
     async with router_over(ScriptedDecode([says("a")])) as stack:
         await stack.post(prompt="hi", ignore_eos=True, stop_token_ids=[7])

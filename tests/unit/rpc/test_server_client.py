@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 
 import grpc
 import pytest
+import structlog
 from grpc import aio
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -165,6 +167,35 @@ async def test_cancelling_the_reader_closes_the_servicer_at_once() -> None:
         assert (await asyncio.gather(reader, return_exceptions=True))[0].__class__ is (
             asyncio.CancelledError
         )
+
+
+@pytest.mark.asyncio
+async def test_a_servicer_blocked_in_a_write_is_closed_at_once() -> None:
+    """Cancelled while its generator waits at a yield: closing must not be left to the collector."""
+    kept: list[object] = []
+    hooks = sys.get_asyncgen_hooks()
+
+    def keep(generator: AsyncGenerator[object]) -> None:
+        kept.append(generator)  # as a traceback or a cycle would
+        if hooks.firstiter is not None:
+            hooks.firstiter(generator)
+
+    async def script() -> AsyncIterator[decode_pb2.GenerateResponse]:
+        while True:
+            yield tokens_to_pb(Tokens(tuple(range(100_000))))
+
+    sys.set_asyncgen_hooks(firstiter=keep, finalizer=hooks.finalizer)
+    try:
+        with structlog.testing.capture_logs() as logs:
+            async with _serve(script) as (server, servicer):
+                async with DecodeClient(server.address) as client:
+                    async with aclosing(client.generate(_CALL)) as events:
+                        await anext(events)
+                        await asyncio.sleep(0.3)
+                    await asyncio.wait_for(servicer.closed.wait(), 2.0)
+        assert logs == []  # a client that left is no error
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
 
 
 @pytest.mark.asyncio
