@@ -20,6 +20,7 @@ from sluice.errors import ConfigError, SluiceError
 from sluice.telemetry.logging import configure, get_logger
 from sluice.text.tokenizer import ModelTokenizer
 
+_KEEP_ALIVE_S = 75  # longer than what clients and load balancers keep idle connections for
 _log = get_logger(__name__)
 
 
@@ -42,6 +43,7 @@ async def serve(settings: RouterSettings) -> None:
         create_app(settings, tokenizer, pairing),
         log_config=None,
         access_log=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
     )
     listener = _listen(settings.listen)

@@ -76,11 +76,17 @@ def event_from_pb(response: decode_pb2.GenerateResponse) -> Tokens | Finished:
         accepted = chunk.accepted_drafts if chunk.HasField("accepted_drafts") else None
         return Tokens(tuple(chunk.token_ids), accepted)
     if kind == "finished":
-        reason = FinishReason(response.finished.reason)
-        return Finished(reason, usage_from_pb(response.finished.usage))
+        return Finished(_answered(response.finished.reason), usage_from_pb(response.finished.usage))
     if kind == "failed":
         raise failure_from_pb(response.failed)
     raise InternalError("decode sent a message of no known kind", stage="decode")
+
+
+def _answered(reason: str) -> FinishReason:
+    """A request that did not end by itself has no usable answer, whatever its tokens."""
+    if reason not in (FinishReason.STOP.value, FinishReason.LENGTH.value):
+        raise InternalError(f"decode finished with reason {reason!r}", stage="decode")
+    return FinishReason(reason)
 
 
 def usage_to_pb(usage: Usage) -> decode_pb2.Usage:
