@@ -33,6 +33,7 @@ class Segments:
     segment_T: Tensor
     position_T: Tensor
     tables: BatchTables
+    longest_tokens: int  # the highest stop
 
     @classmethod
     def of(cls, batch: ForwardBatch) -> Segments:
@@ -49,6 +50,7 @@ class Segments:
             segment_T=batch.segment_T,
             position_T=batch.positions_T,
             tables=batch.tables,
+            longest_tokens=max(segment.stop for segment in batch.segments),
         )
 
     @property
@@ -130,7 +132,7 @@ class WindowPlan:
         from_S = (segments.start_S - window + 1).clamp(min=0).maximum(floor_S)
         from_S = from_S.minimum(segments.start_S)
         prior = Prior.of(segments, from_S, component)
-        width = min(window, int(segments.stop_S.max()))
+        width = min(window, segments.longest_tokens)
         back_K = torch.arange(width - 1, -1, -1, device=from_S.device)
         position_TK = segments.position_T.unsqueeze(1) - back_K
         segment_T1 = segments.segment_T.unsqueeze(1)
@@ -209,7 +211,7 @@ class EntryPlan:
         cls, batch: ForwardBatch, segments: Segments, component: Component, tail: TailPlan
     ) -> EntryPlan:
         ratio = component.tokens_per_row
-        most = int(segments.stop_S.max()) // ratio
+        most = segments.longest_tokens // ratio
         device = segments.start_S.device
         segment_SE = torch.arange(len(batch.segments), device=device).unsqueeze(1)
         ordinal_SE = torch.arange(most, device=device).expand(len(batch.segments), -1)

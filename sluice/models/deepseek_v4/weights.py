@@ -1,7 +1,7 @@
 """The weights of a DeepSeek-V4 target and its NextN layer, read from any ``TensorSource``.
 
-Parameters that a reduced-precision model keeps in float32 (norms, hyper-connections, sinks, gates,
-compressor projections and their position bias) are taken ``wide``. Shapes in ``config.py``'s terms.
+Parameters that a reduced-precision model computes with in float32 (norms, hyper-connections, sinks,
+gates, compressors, the vocabulary projection) are taken ``wide``. Shapes in ``config.py``'s terms.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def read_target(source: TensorSource, config: DeepseekV4Config) -> TargetWeights
         head=HeadWeights(
             collapse=_hyper(source, "hc_head", config, head=True),
             norm=source.take("norm.weight", (hidden,), wide=True),
-            vocabulary=source.take("head.weight", (vocab, hidden)),
+            vocabulary=source.take("head.weight", (vocab, hidden), wide=True),
         ),
     )
 

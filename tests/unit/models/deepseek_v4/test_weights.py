@@ -111,6 +111,20 @@ def test_values_are_the_oracles(oracle: Oracle) -> None:
     assert nextn.head.vocabulary is target.head.vocabulary
 
 
+def test_reduced_precision_keeps_what_must_stay_float32(oracle: Oracle) -> None:
+    config = load_config(oracle.folder)
+    source = Checkpoint(oracle.folder, official_name, dtype=torch.bfloat16)
+    target = read_target(source, config)
+    layer = target.layers[1]
+    assert layer.attn.compressor is not None
+    assert layer.attn.indexer is not None
+    kept = (layer.attn_norm, layer.hc_attn, layer.hc_ffn, layer.attn.attn_sink, layer.ffn.gate)
+    more = (layer.attn.compressor, layer.attn.indexer.compressor, layer.ffn.bias, target.head)
+    assert {t.dtype for t in _tensors((*kept, *more))} == {torch.float32}
+    reduced = (layer.attn.wq_b, layer.attn.wo_a, layer.ffn.w13, layer.ffn.shared_w2, target.embed)
+    assert {t.dtype for t in reduced} == {torch.bfloat16}
+
+
 def _quantise(published: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """(a checkpoint in the published formats, the same dequantised by hand)."""
     stored, plain = dict(published), dict(published)
