@@ -33,6 +33,10 @@ class Kind(Enum):
     C128_TAIL = "C128_TAIL"
     HIDDEN = "HIDDEN"  # the draft's last hidden streams
     KV = "KV"  # plain key/value or latent pages
+    KDA_CONV = "KDA_CONV"  # short-convolution inputs, [heads, columns, key | key | value]
+    # The value names the layout: [values, keys] is as common, and square heads hide the difference.
+    KDA_RECURRENT = "KDA_RECURRENT_HEADS_KEYS_VALUES"
+    STATE_LENGTH = "STATE_LENGTH"  # how many tokens a request's recurrent state has taken in
 
 
 class Space(Enum):

@@ -1,0 +1,158 @@
+"""The Kimi Linear target as the engine sees it.
+
+Shape legend: T tokens, P token rows computed, R chosen rows, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sluice.errors import IllegalTransition, InternalError
+from sluice.models.base import ForwardBatch, ModelInfo
+from sluice.models.kimi_linear.config import KimiLinearConfig, LayerKind
+from sluice.models.kimi_linear.kda import KdaBuffers, KdaTrace, kda
+from sluice.models.kimi_linear.mla import mla
+from sluice.models.kimi_linear.moe import MoeWeights, dense, moe
+from sluice.models.kimi_linear.pending import KimiPendingVerify
+from sluice.models.kimi_linear.plan import LatentPlan, StatePlan, groups_of, latent_plan, state_plan
+from sluice.models.kimi_linear.state import CONV, LENGTH, MLA, RECURRENT, target_state
+from sluice.models.kimi_linear.weights import KdaWeights, TargetWeights
+from sluice.models.layers.norm import rms_norm
+from sluice.models.recurrent import PendingVerify, RecurrentTarget
+from sluice.pools.base import BufferSpec, StateMemory
+
+# Below this many rows CPU libraries multiply matrices by another kernel, and a token's bits would depend
+# on how many others share its batch: a verified token would differ from the same one decoded alone.
+_ROWS_AT_LEAST = 4
+
+
+class KimiLinearTarget(RecurrentTarget):
+    """``models.base.TargetModel`` with recurrent state. Hidden states are ``[T, D]``, before the final
+    norm.
+    """
+
+    def __init__(self, config: KimiLinearConfig, weights: TargetWeights, info: ModelInfo) -> None:
+        self._config = config
+        self._weights = weights
+        self._info = info
+        self._pending: WeakKeyDictionary[StateMemory, PendingVerify] = WeakKeyDictionary()
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def config(self) -> KimiLinearConfig:
+        return self._config
+
+    def state_needs(self, kv_dtype: str) -> tuple[BufferSpec, ...]:
+        return target_state(self._config, kv_dtype)
+
+    @torch.no_grad()
+    def forward(self, batch: ForwardBatch, memory: StateMemory) -> Tensor:
+        """Residual stream after the last layer. Every segment's state moves on by the whole segment,
+        so a token that may be rejected belongs into ``verify``.
+
+        Raises ``IllegalTransition`` while a verify is open, ``InternalError`` where a segment doesn't
+        start at its request's ``kda.length``.
+        """
+        hidden_TD, _ = self._run(batch, memory, 0)
+        return hidden_TD
+
+    @torch.no_grad()
+    def verify(
+        self, batch: ForwardBatch, memory: StateMemory, num_verify: int
+    ) -> tuple[Tensor, PendingVerify]:
+        """``models.recurrent.RecurrentTarget.verify``; errors as for ``forward``."""
+        if not 1 <= num_verify <= len(batch.segments):
+            raise InternalError(
+                f"{num_verify} of {len(batch.segments)} segments to verify", stage="verify"
+            )
+        hidden_TD, pending = self._run(batch, memory, num_verify)
+        self._pending[memory] = pending
+        return hidden_TD, pending
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[R, D]`` -> float32 ``[R, V]``."""
+        rows = len(hidden)
+        normed = rms_norm(_padded(hidden), self._weights.norm, self._config.norm_eps)
+        return F.linear(normed, self._weights.head)[:rows].float()
+
+    def _run(
+        self, batch: ForwardBatch, memory: StateMemory, num_verify: int
+    ) -> tuple[Tensor, PendingVerify]:
+        self._check_settled(memory)
+        config = self._config
+        groups = groups_of(batch, num_verify)
+        states = state_plan(batch, groups, num_verify, config.kda.conv_width)
+        lengths = self._lengths(memory)
+        _check_starts(batch, lengths)
+        latents = latent_plan(batch, groups, memory.component(MLA))
+        x_PD, traces = self._layers(
+            _padded(self._weights.embed[batch.ids_T]), states, latents, memory
+        )
+        moved = slice(num_verify, None)
+        lengths[states.slot_S[moved], 0] = states.stop_S[moved]
+        pending = KimiPendingVerify(batch.segments, states, traces, lengths)
+        return x_PD[: len(batch.ids_T)], pending
+
+    def _layers(
+        self, x_PD: Tensor, states: StatePlan, latents: LatentPlan, memory: StateMemory
+    ) -> tuple[Tensor, list[tuple[KdaBuffers, KdaTrace]]]:
+        config, eps = self._config, self._config.norm_eps
+        traces: list[tuple[KdaBuffers, KdaTrace]] = []
+        for layer, weights in enumerate(self._weights.layers):
+            normed_PD = rms_norm(x_PD, weights.attn_norm, eps)
+            if isinstance(weights.attn, KdaWeights):
+                buffers = KdaBuffers(memory.buffer(CONV, layer), memory.buffer(RECURRENT, layer))
+                out_PD, trace = kda(normed_PD, weights.attn, config.kda, states, buffers, eps)
+                if trace is not None:
+                    traces.append((buffers, trace))
+            else:
+                rows = memory.buffer(MLA, layer)
+                out_PD = mla(normed_PD, weights.attn, config.mla, latents, rows, eps)
+            x_PD = x_PD + out_PD
+            normed_PD = rms_norm(x_PD, weights.ffn_norm, eps)
+            if isinstance(weights.ffn, MoeWeights):
+                x_PD = x_PD + moe(normed_PD, weights.ffn, config.moe)
+            else:
+                x_PD = x_PD + dense(normed_PD, weights.ffn)
+        return x_PD, traces
+
+    def _lengths(self, memory: StateMemory) -> Tensor:
+        return memory.buffer(LENGTH, self._config.layers_of(LayerKind.KDA)[0])
+
+    def _check_settled(self, memory: StateMemory) -> None:
+        pending = self._pending.get(memory)
+        if pending is None:
+            return
+        if pending.is_open:
+            raise IllegalTransition(
+                "forward while a verify is open: its recurrent state was neither committed nor "
+                "discarded",
+                stage="forward",
+                remedy="call commit or discard on every PendingVerify",
+            )
+        del self._pending[memory]  # what it kept of the batch goes with it
+
+
+def _check_starts(batch: ForwardBatch, lengths: Tensor) -> None:
+    """Recurrent state has no positions: only its count says whose tokens it has seen."""
+    stored = lengths[batch.tables.slots_S, 0].tolist()
+    for segment, length in zip(batch.segments, stored, strict=True):
+        if segment.start not in (0, length):
+            raise InternalError(
+                f"request {segment.tables.request_id} goes on at position {segment.start}, but its "
+                f"recurrent state (slot {segment.tables.slot}) has taken in {length} tokens",
+                stage="forward",
+                remedy="commit every verify, at the accepted length; send every slot before adopting",
+            )
+
+
+def _padded(x_TD: Tensor) -> Tensor:
+    return F.pad(x_TD, (0, 0, 0, max(0, _ROWS_AT_LEAST - len(x_TD))))

@@ -1,0 +1,166 @@
+"""Index tensors of one batch, shared by all layers of a kind.
+
+Segments fall into *groups* that are computed in one go: all that take the recurrence step by step
+(verified ones, then those of one token) side by side in one padded rectangle, and every longer
+chunk alone. Verified segments read the state they start from; only the others move it on.
+
+Shape legend: T tokens, S segments, W convolution taps (W - 1 columns of state), R rows of a group,
+N steps of its longest row, E keys (of the longest row). Index tensors are int64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sluice.layout.component import Component
+from sluice.models.base import ForwardBatch, Segment
+from sluice.pools.rows import physical_rows
+
+# Sums over keys keep their order, and so their bits, when keys that nobody sees are appended in whole
+# vectors; so verifying and decoding the same token agree although the former gathers more keys.
+_KEY_ALIGN = 64
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows computed side by side. Padded places of ``token_RN`` repeat the row's first token."""
+
+    segment_R: Tensor
+    token_RN: Tensor
+    real_RN: Tensor  # bool
+    stepwise: bool  # the recurrence token by token; otherwise one row, in chunks
+
+    @property
+    def tokens(self) -> Tensor:
+        """Batch tokens of the real places, row by row."""
+        return self.token_RN[self.real_RN]
+
+
+@dataclass(frozen=True)
+class StatePlan:
+    """What the recurrent layers share.
+
+    The convolution reads a *workspace*: each segment's W - 1 columns of state, then the batch's rows.
+    """
+
+    num_verify: int  # the first segments of the batch; also the first rows of the first group
+    slot_S: Tensor
+    fresh_S: Tensor  # bool: nothing came before, whatever the slot holds
+    source_TW: Tensor  # workspace rows of each token's taps, oldest first
+    window_SW: Tensor  # workspace rows of the W - 1 columns left behind by each whole segment
+    stop_S: Tensor
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Latent rows that a group's queries see; a shorter row's surplus repeats its position 0."""
+
+    group: Group
+    row_RE: Tensor  # physical rows
+    visible_RNE: Tensor
+
+
+@dataclass(frozen=True)
+class LatentPlan:
+    """What the attention layers share. Rows are written first, then gathered."""
+
+    written_row_T: Tensor
+    keys: tuple[Keys, ...]
+
+
+def groups_of(batch: ForwardBatch, num_verify: int) -> tuple[Group, ...]:
+    """The step-by-step group, if there is one, then one group a longer chunk."""
+    device = batch.positions_T.device
+    segments, firsts = batch.segments, _first_tokens(batch.segments)
+    stepwise = [
+        i for i, segment in enumerate(segments) if i < num_verify or len(segment.token_ids) == 1
+    ]
+    groups = [_group(segments, firsts, stepwise, True, device)] if stepwise else []
+    groups += [
+        _group(segments, firsts, [i], False, device)
+        for i in range(len(segments))
+        if i not in set(stepwise)
+    ]
+    return tuple(groups)
+
+
+def state_plan(
+    batch: ForwardBatch, groups: tuple[Group, ...], num_verify: int, conv_width: int
+) -> StatePlan:
+    device, segments = batch.positions_T.device, batch.segments
+    starts = torch.tensor([segment.start for segment in segments], device=device)
+    stops = torch.tensor([segment.stop for segment in segments], device=device)
+    first_S = torch.tensor(_first_tokens(segments), device=device)
+    columns = conv_width - 1
+    step_T = batch.positions_T - starts[batch.segment_T]
+    taps_W = torch.arange(conv_width, device=device)
+    segment_S1 = torch.arange(len(segments), device=device).unsqueeze(1)
+    return StatePlan(
+        num_verify=num_verify,
+        slot_S=batch.tables.slots_S,
+        fresh_S=starts == 0,
+        source_TW=workspace_rows(
+            batch.segment_T.unsqueeze(1), step_T.unsqueeze(1) + taps_W, first_S, columns
+        ),
+        window_SW=workspace_rows(
+            segment_S1, (stops - starts).unsqueeze(1) + taps_W[:-1], first_S, columns
+        ),
+        stop_S=stops,
+        groups=groups,
+    )
+
+
+def workspace_rows(segment: Tensor, index: Tensor, first_S: Tensor, columns: int) -> Tensor:
+    """Workspace row of item ``index`` in (a segment's columns of state, then its rows)."""
+    in_batch = len(first_S) * columns + first_S[segment] + index - columns
+    return torch.where(index < columns, segment * columns + index, in_batch)
+
+
+def latent_plan(batch: ForwardBatch, groups: tuple[Group, ...], component: Component) -> LatentPlan:
+    return LatentPlan(
+        written_row_T=physical_rows(component, batch.tables, batch.segment_T, batch.positions_T),
+        keys=tuple(_keys(batch, group, component) for group in groups),
+    )
+
+
+def _keys(batch: ForwardBatch, group: Group, component: Component) -> Keys:
+    device = batch.positions_T.device
+    query_RN = batch.positions_T[group.token_RN]
+    longest = int(query_RN.max()) + 1
+    key_E = torch.arange(-(-longest // _KEY_ALIGN) * _KEY_ALIGN, device=device)
+    stop_R1 = query_RN.amax(dim=1, keepdim=True) + 1
+    key_RE = torch.where(key_E < stop_R1, key_E, 0)
+    return Keys(
+        group=group,
+        row_RE=physical_rows(component, batch.tables, group.segment_R.unsqueeze(1), key_RE),
+        visible_RNE=key_E <= query_RN.unsqueeze(-1),
+    )
+
+
+def _group(
+    segments: Sequence[Segment],
+    firsts: Sequence[int],
+    chosen: Sequence[int],
+    stepwise: bool,
+    device: torch.device,
+) -> Group:
+    segment_R = torch.tensor(chosen, device=device)
+    lengths = [len(segments[i].token_ids) for i in chosen]
+    length_R1 = torch.tensor(lengths, device=device).unsqueeze(1)
+    step_N = torch.arange(max(lengths), device=device)
+    real_RN = step_N < length_R1
+    first_R1 = torch.tensor([firsts[i] for i in chosen], device=device).unsqueeze(1)
+    return Group(segment_R, first_R1 + torch.where(real_RN, step_N, 0), real_RN, stepwise)
+
+
+def _first_tokens(segments: Sequence[Segment]) -> list[int]:
+    firsts, at = [], 0
+    for segment in segments:
+        firsts.append(at)
+        at += len(segment.token_ids)
+    return firsts
