@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sluice.models.base import ForwardBatch, ModelInfo
+from sluice.models.capture import HiddenCapture
 from sluice.models.layers.norm import rms_norm
 from sluice.models.llama.attention import attention
 from sluice.models.llama.config import LlamaConfig
@@ -21,7 +22,7 @@ from sluice.pools.base import BufferSpec, StateMemory
 
 
 class LlamaTarget:
-    """``models.base.TargetModel``. Hidden states are ``[T, D]``, before the final norm."""
+    """``models.capture.ReadableTarget``. Hidden states are ``[T, D]``, before the final norm."""
 
     def __init__(self, config: LlamaConfig, weights: LlamaWeights, info: ModelInfo) -> None:
         self._config = config
@@ -37,11 +38,25 @@ class LlamaTarget:
     def config(self) -> LlamaConfig:
         return self._config
 
+    @property
+    def num_layers(self) -> int:
+        return self._config.num_layers
+
+    @property
+    def embedding(self) -> Tensor:
+        return self._weights.embed
+
+    @property
+    def vocabulary(self) -> Tensor:
+        return self._weights.vocabulary
+
     def state_needs(self, kv_dtype: str) -> tuple[BufferSpec, ...]:
         return target_state(self._config, kv_dtype)
 
     @torch.no_grad()
-    def forward(self, batch: ForwardBatch, memory: StateMemory) -> Tensor:
+    def forward(
+        self, batch: ForwardBatch, memory: StateMemory, capture: HiddenCapture | None = None
+    ) -> Tensor:
         """Residual stream after the last layer; every layer's rows for the batch are written."""
         config = self._config
         plan = AttentionPlan.of(batch, memory.component(KV), self._freq_F, config.group_size)
@@ -50,6 +65,8 @@ class LlamaTarget:
             normed_TD = rms_norm(x_TD, weights.attn_norm, config.norm_eps)
             x_TD = x_TD + attention(normed_TD, weights, config, plan, memory.buffer(KV, layer))
             x_TD = x_TD + mlp(rms_norm(x_TD, weights.mlp_norm, config.norm_eps), weights)
+            if capture is not None:
+                capture.after_layer(layer, x_TD)
         return x_TD
 
     @torch.no_grad()

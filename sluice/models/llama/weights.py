@@ -54,7 +54,7 @@ def read_weights(source: TensorSource, config: LlamaConfig) -> LlamaWeights:
     return LlamaWeights(
         embed=embed,
         layers=tuple(
-            _layer(source, f"model.layers.{layer}", config) for layer in range(config.num_layers)
+            read_layer(source, f"model.layers.{layer}", config) for layer in range(config.num_layers)
         ),
         norm=source.take("model.norm.weight", (config.hidden_size,), wide=True),
         vocabulary=embed if config.tied_embeddings else source.take(VOCABULARY, table),
@@ -68,7 +68,8 @@ def not_weights(name: str, config: LlamaConfig) -> bool:
     return name.endswith("rotary_emb.inv_freq")
 
 
-def _layer(source: TensorSource, prefix: str, config: LlamaConfig) -> LayerWeights:
+def read_layer(source: TensorSource, prefix: str, config: LlamaConfig) -> LayerWeights:
+    """One layer's tensors, named ``<prefix>.self_attn...`` and so on."""
     hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     query, key = config.num_heads * head_dim, config.num_kv_heads * head_dim
     attn, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
