@@ -33,6 +33,7 @@ class StackConfig:
     host: str = "127.0.0.1"
     port: int = 0
     ready_timeout_s: float = 120.0
+    num_pages: int = 256  # state memory of each pod; one page of a 135M model is 6 MB
 
 
 class ChildDied(InternalError):
@@ -117,6 +118,7 @@ class Stack:
             "MODEL_DIR": str(config.model_dir),
             "POOL_MODE": config.mode.value,
             "SPEC_STEPS": str(config.spec_steps),
+            "NUM_PAGES": str(config.num_pages),
         }
         return {
             "prefill": pod | {"LISTEN": self.prefill_address},

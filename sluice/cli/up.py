@@ -37,6 +37,9 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
         "--mode", default="paged", choices=[mode.value for mode in PoolMode], help="pool mode"
     )
     parser.add_argument("--spec-steps", type=int, default=3, help="drafted tokens a step; 0 = off")
+    parser.add_argument(
+        "--pages", type=int, default=256, metavar="N", help="pages of state a pod, 128 tokens each"
+    )
     parser.add_argument("--logs", help="folder for the three logs; a fresh one when left out")
     parser.add_argument("--ready-timeout", type=float, default=120.0, metavar="SECONDS")
 
@@ -51,6 +54,7 @@ def stack_config(args: argparse.Namespace, host: str = "127.0.0.1", port: int = 
         host=host,
         port=port,
         ready_timeout_s=args.ready_timeout,
+        num_pages=args.pages,
     )
 
 
