@@ -13,6 +13,8 @@ from sluice.errors import ConfigError, UnsupportedModel
 from sluice.models.base import DraftModel, TargetModel
 from sluice.models.deepseek_v4.config import ARCHITECTURE as DEEPSEEK_V4
 from sluice.models.deepseek_v4.load import load_deepseek_v4
+from sluice.models.kimi_linear.config import ARCHITECTURE as KIMI_LINEAR
+from sluice.models.kimi_linear.load import load_kimi_linear
 from sluice.models.llama.config import LLAMA, QWEN3
 from sluice.models.llama.load import load_llama
 
@@ -37,7 +39,16 @@ def _llama(folder: Path, dtype: torch.dtype, device: str, draft: bool) -> Loaded
     return LoadedModel(load_llama(folder, dtype=dtype, device=device), None)
 
 
-LOADERS: Mapping[str, Loader] = {DEEPSEEK_V4: _deepseek_v4, LLAMA: _llama, QWEN3: _llama}
+def _kimi_linear(folder: Path, dtype: torch.dtype, device: str, draft: bool) -> LoadedModel:
+    return LoadedModel(load_kimi_linear(folder, dtype=dtype, device=device), None)
+
+
+LOADERS: Mapping[str, Loader] = {
+    DEEPSEEK_V4: _deepseek_v4,
+    KIMI_LINEAR: _kimi_linear,
+    LLAMA: _llama,
+    QWEN3: _llama,
+}
 
 
 def load_model(
