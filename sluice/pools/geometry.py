@@ -131,8 +131,9 @@ def _describe(binding: PoolBinding) -> str:
     return f"{binding.geometry} window_map={name}"
 
 
-def _window_only(_: PoolBinding, draft: PoolBinding) -> bool:
-    return all(ratio == 0 for ratio in draft.geometry.layer_ratios)
+def _window_only_or_whole(_: PoolBinding, draft: PoolBinding) -> bool:
+    """NextN keeps a window; DSPARK keeps each token's row. Nothing between, and no mixture."""
+    return set(draft.geometry.layer_ratios) in ({0}, {1}, set())
 
 
 def _same_mode(target: PoolBinding, draft: PoolBinding) -> bool:
@@ -165,9 +166,10 @@ def _same_map(target: PoolBinding, draft: PoolBinding) -> bool:
 # (rule, remedy, whether it holds), in this order: a message names the most basic difference.
 _DRAFT_RULES: tuple[tuple[str, str, Callable[[PoolBinding, PoolBinding], bool]], ...] = (
     (
-        "every draft layer must be window-only (compression ratio 0)",
-        "use a NextN layer whose compression ratio is 0",
-        _window_only,
+        "every draft layer must be window-only (compression ratio 0), or every one must keep each "
+        "token (ratio 1, dspark)",
+        "use a NextN layer whose compression ratio is 0, or a DSPARK draft",
+        _window_only_or_whole,
     ),
     (
         "target and draft must both be paged or both unified",

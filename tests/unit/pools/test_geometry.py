@@ -81,12 +81,26 @@ def test_matching_drafts_pass_in_both_modes() -> None:
 
 
 @pytest.mark.parametrize("geometry", [PAGED, UNIFIED])
-def test_draft_layers_must_be_window_only(geometry: PoolGeometry) -> None:
+@pytest.mark.parametrize("ratios", [(0, 4), (4,), (0, 1)])
+def test_draft_layers_must_be_window_only_or_keep_each_token(
+    geometry: PoolGeometry, ratios: tuple[int, ...]
+) -> None:
     shared = WindowMap(4)
-    draft = replace(geometry, layer_ratios=(0, 4))
+    draft = replace(geometry, layer_ratios=ratios)
     message = refusal(PoolBinding(geometry, shared), PoolBinding(draft, shared))
     assert "every draft layer must be window-only" in message
-    assert "ratios=[0, 4]" in message
+    assert f"ratios={list(ratios)}" in message
+
+
+@pytest.mark.parametrize("geometry", [PAGED, UNIFIED])
+def test_a_draft_that_keeps_each_token_fits_a_target_without_a_window(
+    geometry: PoolGeometry,
+) -> None:
+    shared = WindowMap(4)
+    plain = replace(geometry, layer_ratios=(1, 1), window_tokens=0, ring_rows=0, ring_capacity=0)
+    check_draft(PoolBinding(plain, shared), PoolBinding(replace(plain, layer_ratios=(1,)), shared))
+    message = refusal(PoolBinding(geometry, shared), PoolBinding(plain, shared))
+    assert "must have the same window" in message
 
 
 def test_target_and_draft_must_use_one_mode() -> None:
