@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -47,15 +48,13 @@ def _replace_if_changed(new: Path, old: Path) -> None:
 
 
 def _run_protoc(include: Path, protos: list[Path], out: Path) -> None:
-    # Imported late: only builds and `make proto` have grpcio-tools.
-    import grpc_tools
-    from grpc_tools import protoc
-
-    well_known = Path(grpc_tools.__file__).parent / "_proto"
-    arguments = [
-        "protoc",
+    # A process of its own: protoc's compiled core crashes one that has other protobuf users loaded.
+    # `-m grpc_tools.protoc` adds the include path of the well-known types itself.
+    command = [
+        sys.executable,
+        "-m",
+        "grpc_tools.protoc",
         f"--proto_path={include}",
-        f"--proto_path={well_known}",
         f"--plugin=protoc-gen-mypy={_plugin('protoc-gen-mypy')}",
         f"--plugin=protoc-gen-mypy_grpc={_plugin('protoc-gen-mypy_grpc')}",
         f"--python_out={out}",
@@ -63,9 +62,14 @@ def _run_protoc(include: Path, protos: list[Path], out: Path) -> None:
         f"--mypy_out=quiet:{out}",
         f"--mypy_grpc_out=quiet:{out}",
     ]
-    status = protoc.main(arguments + [str(proto) for proto in protos])
-    if status != 0:
-        raise RuntimeError(f"protoc failed with status {status} on {[p.name for p in protos]}")
+    done = subprocess.run(
+        [*command, *map(str, protos)], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        names = ", ".join(proto.name for proto in protos)
+        raise RuntimeError(
+            f"protoc failed with status {done.returncode} on {names}:\n{done.stderr}"
+        )
 
 
 def _plugin(name: str) -> str:
