@@ -73,7 +73,8 @@ class Tensors:
             value = torch.randn(shape, generator=self._generator)
             norm = name.endswith("norm.weight")
             # Spread widely, so that a mixed-up axis or a dropped term moves every logit.
-            self.made[name] = 1 + 0.3 * value if norm else value * 0.5
+            scale = 1.5 if "markov_w" in name else 0.5
+            self.made[name] = 1 + 0.3 * value if norm else value * scale
         tensor = self.made[name]
         if tuple(tensor.shape) != shape:
             raise CheckpointError(f"{name}: {tuple(tensor.shape)}, expected {shape}")
