@@ -35,7 +35,7 @@ class PoolConfig:
     num_slots: int = 16  # requests that can hold state at once
     kv_dtype: str = "float32"
     device: str = "cpu"
-    fill: str | None = None  # None = zeros; "nan" or "pattern": what a new request finds (debug, tests)
+    fill: str | None = None  # "nan", "pattern": what a new request finds (debug, tests)
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,24 @@
 """Every failure Sluice can name, with its gRPC status, HTTP status and whether another try can help.
 
-    SluiceError
-    |-- ConfigError            a pod can't start like this
-    |   |-- UnsupportedModel   a checkpoint variant we refuse by name
-    |   |-- CheckpointError    a tensor is missing, extra or ill-shaped
-    |   `-- GeometryError      target and draft state don't fit together
-    |-- BadRequest             the client's body breaks a limit
-    |-- LayoutRefused          two pods don't agree on state
-    |-- NotReady               no agreed peer yet, or draining
-    |-- Overloaded             queue or pools are full
-    |-- PeerLost               the other pod went away
-    |-- StaleEpoch             a message from another life of a pod
-    |-- DeadlineExceeded       the request's time is up
-    |-- Aborted                the client or the peer gave up
-    |-- TransferFailed         state didn't arrive
-    |   |-- SpanMismatch       two sides count a component's rows differently
-    |   `-- DigestMismatch     bytes arrived, but not the ones that were sent
-    `-- InternalError          a bug of ours
-        |-- PoolError          pages or slots used against their state
-        `-- IllegalTransition  a state machine was pushed off its table
+SluiceError
+|-- ConfigError            a pod can't start like this
+|   |-- UnsupportedModel   a checkpoint variant we refuse by name
+|   |-- CheckpointError    a tensor is missing, extra or ill-shaped
+|   `-- GeometryError      target and draft state don't fit together
+|-- BadRequest             the client's body breaks a limit
+|-- LayoutRefused          two pods don't agree on state
+|-- NotReady               no agreed peer yet, or draining
+|-- Overloaded             queue or pools are full
+|-- PeerLost               the other pod went away
+|-- StaleEpoch             a message from another life of a pod
+|-- DeadlineExceeded       the request's time is up
+|-- Aborted                the client or the peer gave up
+|-- TransferFailed         state didn't arrive
+|   |-- SpanMismatch       two sides count a component's rows differently
+|   `-- DigestMismatch     bytes arrived, but not the ones that were sent
+`-- InternalError          a bug of ours
+    |-- PoolError          pages or slots used against their state
+    `-- IllegalTransition  a state machine was pushed off its table
 """
 
 from __future__ import annotations

@@ -261,6 +261,7 @@ def failure_to_pb(error: SluiceError) -> layout_pb2.Failure:
         stage=error.stage,
         retryable=error.retryable,
         remedy=error.remedy,
+        field=error.field if isinstance(error, BadRequest) else "",
     )
 
 
@@ -272,6 +273,8 @@ def failure_from_pb(failure: layout_pb2.Failure) -> SluiceError:
     message = failure.message if kind else f"{failure.code}: {failure.message}"
     error = (kind or SluiceError)(message, stage=failure.stage, remedy=failure.remedy)
     error.retryable = failure.retryable
+    if isinstance(error, BadRequest):
+        error.field = failure.field
     return error
 
 

@@ -132,3 +132,10 @@ def test_an_unsharded_entry_is_not_an_entry_sharded_on_axis_0() -> None:
     assert not layout.components[0].entries[0].HasField("shard_axis")
     layout.components[0].entries[0].shard_axis = 0
     assert layout_from_pb(layout).components[0].entries[0].shard_axis == 0
+
+
+def test_a_bad_request_still_names_its_field_on_the_other_side() -> None:
+    sent = BadRequest("too long", field="max_tokens")
+    received = failure_from_pb(failure_to_pb(sent))
+    assert isinstance(received, BadRequest)
+    assert received.field == "max_tokens"
