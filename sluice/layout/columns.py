@@ -35,9 +35,25 @@ def size(num_bytes: float) -> str:
 
 
 def layers(ids: Sequence[int]) -> str:
-    """``0-42``, ``2-42 step 2``, ``0 3 4``: layer ids as people write them."""
-    if len(ids) > 2:
-        steps = {b - a for a, b in pairwise(ids)}
-        if len(steps) == 1 and (step := steps.pop()) > 0:
-            return f"{ids[0]}-{ids[-1]}" + (f" step {step}" if step > 1 else "")
-    return " ".join(map(str, ids)) or "none"
+    """``0-42``, ``2-42 step 2``, ``0 3 4``, ``0-2, 4-6, 8``: layer ids as people write them."""
+    parts: list[str] = []
+    start = 0
+    while start < len(ids):
+        count = _evenly_spaced(ids[start:])
+        parts.append(_range(ids[start : start + count]))
+        start += count
+    return (" " if len(parts) == len(ids) else ", ").join(parts) or "none"
+
+
+def _evenly_spaced(ids: Sequence[int]) -> int:
+    """How many of the first ids make one ascending range; 1 where that would be fewer than three."""
+    steps = [b - a for a, b in pairwise(ids)]
+    same = next((i for i, step in enumerate(steps) if step != steps[0]), len(steps))
+    return same + 1 if same > 1 and steps[0] > 0 else 1
+
+
+def _range(ids: Sequence[int]) -> str:
+    if len(ids) == 1:
+        return str(ids[0])
+    step = ids[1] - ids[0]
+    return f"{ids[0]}-{ids[-1]}" + (f" step {step}" if step > 1 else "")

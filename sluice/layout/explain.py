@@ -39,11 +39,13 @@ def moved(layout: Layout, length: int, have: int = 0) -> tuple[Moved, ...]:
 
     ``have``: tokens whose history the receiver already holds.
     """
-    return tuple(
-        Moved(component.name, rows, rows * component.bytes_per_row)
-        for component in layout.components
-        for rows in [len(live_ordinals(component, length, have))]
-    )
+    return tuple(moved_by(component, length, have) for component in layout.components)
+
+
+def moved_by(component: Component, length: int, have: int = 0) -> Moved:
+    """``moved`` of one component."""
+    rows = len(live_ordinals(component, length, have))
+    return Moved(component.name, rows, rows * component.bytes_per_row)
 
 
 def explain_layout(layout: Layout, length: int | None = None) -> str:
@@ -76,14 +78,26 @@ def coverage_in_words(component: Component) -> str:
         case Coverage.OPEN_BLOCK:
             return f"the open block of {window} tokens"
         case Coverage.LAST:
-            return "the newest token"
+            return "one row, as of the newest token"
 
 
 def cost_in_words(component: Component) -> str:
     """Bytes a token for history, the most bytes a request for everything else."""
     if component.coverage is Coverage.HISTORY:
-        return f"{size(component.bytes_per_row / component.tokens_per_row)} a token"
-    return f"{size(live_rows(component) * component.bytes_per_row)} a request"
+        return f"{size(bytes_per_token(component))} a token"
+    return f"{size(most_request_bytes(component))} a request"
+
+
+def bytes_per_token(component: Component) -> float:
+    """What each further token adds over all layers, on average; 0 for all but history."""
+    if component.coverage is not Coverage.HISTORY:
+        return 0
+    return component.bytes_per_row / component.tokens_per_row
+
+
+def most_request_bytes(component: Component) -> int:
+    """The most that is live of one request over all layers; 0 for history, which has no bound."""
+    return live_rows(component) * component.bytes_per_row
 
 
 def _identity(layout: Layout) -> str:
@@ -119,7 +133,7 @@ def _inventory(layout: Layout) -> str:
             component.kind.value,
             component.space.value,
             layers([entry.layer_id for entry in component.entries]),
-            _row(component),
+            row_in_words(component),
             coverage_in_words(component),
             cost_in_words(component),
         )
@@ -128,7 +142,7 @@ def _inventory(layout: Layout) -> str:
     return "\n".join(columns([header, *rows], right=frozenset({7}), indent=""))
 
 
-def _row(component: Component) -> str:
+def row_in_words(component: Component) -> str:
     """``512 x bfloat16 = 1 KiB`` where the layers agree, else the sum over all layers."""
     if len({(e.dtype, e.row_shape, e.row_bytes) for e in component.entries}) != 1:
         return f"{size(component.bytes_per_row)} over all layers"

@@ -154,6 +154,11 @@ def test_sizes_have_three_digits(num_bytes: int, text: str) -> None:
         ((0, 1, 2), "0-2"),
         ((2, 4, 6), "2-6 step 2"),
         ((0, 3, 4), "0 3 4"),
+        ((0, 1, 3, 5, 7), "0, 1-7 step 2"),
+        ((0, 1, 2, 4, 5, 6, 8, 9), "0-2, 4-6, 8, 9"),
+        ((3, 7, 11, 14), "3-11 step 4, 14"),
+        ((4, 3, 2), "4 3 2"),
+        ((1, 1, 1), "1 1 1"),
     ],
 )
 def test_layer_ids_are_shortened(ids: tuple[int, ...], text: str) -> None:
