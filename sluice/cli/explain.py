@@ -29,6 +29,7 @@ from sluice.layout.explain import (
 
 if TYPE_CHECKING:
     from sluice.models.inventory import StateNeeds
+    from sluice.pools.base import BufferSpec
 
 _LENGTHS = (1024, 8192, 131072)
 
@@ -70,9 +71,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--spec-steps",
         type=int,
-        default=SpecConfig.steps,
         metavar="S",
-        help="drafted tokens a step; 0 = off",
+        help=f"drafted tokens a step; 0 = off; {SpecConfig.steps}, or a DSPARK draft's block, when "
+        "left out",
+    )
+    parser.add_argument(
+        "--draft", metavar="DRAFT", help="a DSPARK draft's config.json or folder, if there is one"
     )
     parser.add_argument(
         "--kv-dtype",
@@ -88,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
     inventory = read_inventory(
         _config_path(args.model),
         mode=PoolMode(args.mode),
+        draft=None if args.draft is None else _config_path(args.draft),
         spec_steps=args.spec_steps,
         kv_dtype=args.kv_dtype,
         lengths=args.tokens,
@@ -100,26 +105,25 @@ def read_inventory(
     path: Path,
     *,
     mode: PoolMode = PoolMode.PAGED,
-    spec_steps: int = SpecConfig.steps,
+    draft: Path | None = None,
+    spec_steps: int | None = None,
     kv_dtype: str | None = None,
     lengths: Sequence[int] | None = None,
 ) -> Inventory:
     """The inventory of the model that ``path``, a ``config.json``, describes.
 
-    Raises ``ConfigError`` or a child of it: an unknown architecture, a broken file, a number type or
-    a prompt length the model can't have.
+    ``draft`` is the one of a DSPARK draft. Raises ``ConfigError`` or a child of it: an unknown
+    architecture, a broken file, a draft of another model, a number type, number of steps or prompt
+    length the model can't have.
     """
     # Model code imports torch, which takes seconds: only for this command.
     from sluice.models.inventory import read_config_file
     from sluice.pools.specs import components_of
 
-    if spec_steps < 0:
-        raise ConfigError(f"--spec-steps is {spec_steps}, must be 0 (off) or more", stage="start")
-    spec, file = SpecConfig(steps=spec_steps), read_config_file(path)
+    file = read_config_file(path)
     pool = PoolConfig(mode=mode, kv_dtype=kv_dtype or file.dtype or PoolConfig.kv_dtype)
     needs = file.state_needs(pool.kv_dtype)
-    drafts = bool(needs.draft) and spec.steps > 0
-    specs = (*needs.target, *(needs.draft if drafts else ()))
+    spec, draft_state = _speculation(needs, draft, spec_steps, pool.kv_dtype)
     return Inventory(
         architecture=file.architecture,
         num_layers=needs.num_layers,
@@ -127,10 +131,28 @@ def read_inventory(
         pool=pool,
         own_dtype=kv_dtype is None and file.dtype is not None,
         spec=spec,
-        drafts=drafts,
-        components=components_of(specs, pool, spec.verify_tokens),
+        drafts=bool(draft_state),
+        components=components_of((*needs.target, *draft_state), pool, spec.verify_tokens),
         lengths=_lengths(lengths, needs),
     )
+
+
+def _speculation(
+    needs: StateNeeds, draft: Path | None, steps: int | None, kv_dtype: str
+) -> tuple[SpecConfig, tuple[BufferSpec, ...]]:
+    """How many tokens are drafted a step, and the state of what drafts them; none with 0 steps."""
+    from sluice.models.inventory import DraftNeeds, read_draft_needs
+
+    if steps is not None and steps < 0:
+        raise ConfigError(f"--spec-steps is {steps}, must be 0 (off) or more", stage="start")
+    if draft is not None and needs.draft:
+        raise ConfigError("the model has a draft layer of its own", remedy="leave --draft out")
+    if steps == 0:
+        return SpecConfig(steps=0), ()
+    drafter = DraftNeeds(SpecConfig.steps if steps is None else steps, needs.draft)
+    if draft is not None:
+        drafter = read_draft_needs(draft, needs, kv_dtype, steps)
+    return SpecConfig(steps=drafter.steps), drafter.state
 
 
 def explain_inventory(inventory: Inventory) -> str:

@@ -11,6 +11,8 @@ from sluice.errors import ConfigError, UnsupportedModel
 from sluice.models.config_fields import ConfigFields
 from sluice.models.deepseek_v4 import config as deepseek_v4_config
 from sluice.models.deepseek_v4 import state as deepseek_v4_state
+from sluice.models.dspark import config as dspark_config
+from sluice.models.dspark import state as dspark_state
 from sluice.models.kimi_linear import config as kimi_linear_config
 from sluice.models.kimi_linear import state as kimi_linear_state
 from sluice.models.llama import config as llama_config
@@ -31,6 +33,14 @@ class StateNeeds:
     max_model_tokens: int
     target: tuple[BufferSpec, ...]
     draft: tuple[BufferSpec, ...]
+
+
+@dataclass(frozen=True)
+class DraftNeeds:
+    """State of a draft with a checkpoint of its own, and how many tokens it drafts a step."""
+
+    steps: int
+    state: tuple[BufferSpec, ...]
 
 
 @dataclass(frozen=True)
@@ -55,13 +65,7 @@ class ModelConfigFile:
 
 def read_config_file(path: Path) -> ModelConfigFile:
     """Raises ``ConfigError`` for a file that isn't a model's ``config.json``."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"can't read {path}: {error}", stage="load") from error
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path} holds a {type(raw).__name__}, not an object", stage="load")
-    fields = ConfigFields(raw)
+    fields = ConfigFields(_read_object(path))
     names = fields.strings("architectures")
     if len(names) != 1:
         raise ConfigError(
@@ -69,6 +73,39 @@ def read_config_file(path: Path) -> ModelConfigFile:
         )
     dtype = next((fields.get(key) for key in _DTYPE_KEYS if fields.has(key)), None)
     return ModelConfigFile(names[0], dtype if isinstance(dtype, str) else None, fields)
+
+
+def read_draft_needs(
+    path: Path, target: StateNeeds, kv_dtype: str, steps: int | None
+) -> DraftNeeds:
+    """What the ``config.json`` of a DSPARK draft says about state.
+
+    ``steps``: how many tokens a step it shall draft; None for as many as it does.
+
+    Raises ``UnsupportedModel`` for another kind of draft, ``ConfigError`` for a broken file, steps that
+    aren't the draft's, or a target with another number of layers (only loading compares all of it).
+    """
+    config = dspark_config.parse_config(_read_object(path))
+    if steps is not None:
+        dspark_config.check_steps(config, steps)
+    if config.num_target_layers != target.num_layers:
+        raise ConfigError(
+            f"the draft's num_target_layers is {config.num_target_layers}, its target has "
+            f"{target.num_layers}",
+            stage="load",
+            remedy="use a draft that was trained on this target",
+        )
+    return DraftNeeds(config.block_size, dspark_state.draft_state(config, kv_dtype))
+
+
+def _read_object(path: Path) -> dict[str, object]:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"can't read {path}: {error}", stage="load") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path} holds a {type(raw).__name__}, not an object", stage="load")
+    return raw
 
 
 def _deepseek_v4(fields: ConfigFields, kv_dtype: str) -> StateNeeds:

@@ -43,8 +43,24 @@ LLAMA = {
 }
 
 
-def written(tmp_path: Path, config: object) -> Path:
-    path = tmp_path / "config.json"
+# A draft of the tests' Llama: two layers with one key/value head of 32.
+DSPARK = {
+    **LLAMA,
+    "architectures": ["Qwen3DSparkModel"],
+    "model_type": "qwen3",
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "block_size": 5,
+    "num_target_layers": 30,
+    "mask_token_id": 4,
+    "markov_rank": 8,
+}
+
+
+def written(tmp_path: Path, config: object, name: str = "config.json") -> Path:
+    path = tmp_path / name
     path.write_text(json.dumps(config))
     return path
 
@@ -185,6 +201,41 @@ def test_it_is_what_a_pod_of_the_loaded_model_declares(mode: PoolMode, steps: in
     assert inventory.components == declared
     assert inventory.num_layers == len(loaded.target.info.ratios)
     assert inventory.max_model_tokens == loaded.target.info.max_model_tokens
+
+
+def test_a_nextn_draft_is_there_when_the_config_counts_one(tmp_path: Path) -> None:
+    config = {**json.loads(FLASH.read_text()), "num_nextn_predict_layers": 0}
+    inventory = read_inventory(written(tmp_path, config))
+    assert "draft  none" in explain_inventory(inventory)
+    assert inventory.components == read_inventory(FLASH).components[:-2]
+
+
+def test_a_dspark_draft_keeps_keys_and_values_of_every_token(tmp_path: Path) -> None:
+    target, draft = written(tmp_path, LLAMA), written(tmp_path, DSPARK, "draft.json")
+    inventory = read_inventory(target, draft=draft)
+    kv, draft_kv = inventory.components
+    assert (bytes_per_token(kv), bytes_per_token(draft_kv)) == (23040, 2 * 2 * 32 * 2)
+    assert [entry.layer_id for entry in draft_kv.entries] == [30, 31]
+    assert "draft  5 steps, 6 tokens verified a step" in explain_inventory(inventory)
+    assert read_inventory(target, draft=draft, spec_steps=5) == inventory
+    assert read_inventory(target, draft=draft, spec_steps=0).components == (kv,)
+
+
+def test_a_draft_that_does_not_fit_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, draft = str(written(tmp_path, LLAMA)), written(tmp_path, DSPARK, "draft.json")
+    other = written(tmp_path, {**DSPARK, "num_target_layers": 29}, "other.json")
+    for words, said in (
+        ([target, "--draft", str(draft), "--spec-steps", "3"], "block_size is 5"),
+        ([target, "--draft", str(other)], "num_target_layers is 29, its target has 30"),
+        ([target, "--draft", target], "LlamaForCausalLM"),
+        (["tiny-dsv4", "--draft", str(draft)], "a draft layer of its own"),
+    ):
+        assert main(["explain", *words]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["explain", target, "--draft", str(draft)]) == 0
+    assert "draft.kv" in capsys.readouterr().out
 
 
 def test_every_architecture_that_loads_has_an_inventory() -> None:
