@@ -46,3 +46,6 @@ class EngineConfig:
     max_running: int = 16
     max_queue: int = 256
     max_model_tokens: int = 4096  # prompt + output of one request
+    # Share of a request's max_tokens that admission promises memory for. Below 1 more requests run at
+    # once, and under pressure the youngest are taken off, backed up on the host, and brought back.
+    promised_output: float = 1.0

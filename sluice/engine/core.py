@@ -38,6 +38,7 @@ from sluice.errors import (
 )
 from sluice.layout.layout import Layout
 from sluice.models.base import DraftModel, ModelInfo, TargetModel
+from sluice.pools.backup import check_backup
 from sluice.pools.memory import Memory
 from sluice.spec.commit import commit_by_length
 from sluice.spec.mtp import MtpDrafter
@@ -63,6 +64,8 @@ class EngineCore:
         config: EngineConfig,
         pool: PoolConfig,
     ) -> None:
+        if role is not Role.PREFILL:  # which never retracts: peers read its items
+            check_backup(memory)
         self.role = role
         self._target = target
         self._memory = memory
@@ -161,7 +164,7 @@ class EngineCore:
         request = self._requests.get(request_id)
         if request is None:
             return
-        if request.status in (Status.PREFILLING, Status.RUNNING):
+        if request.status in (Status.PREFILLING, Status.RUNNING, Status.RETRACTED):
             raise IllegalTransition(
                 f"release of request {request_id}, which is {request.status.value}",
                 stage="engine",
@@ -174,6 +177,15 @@ class EngineCore:
         ends it.
         """
         self._scheduler.quarantine(self._known(request_id))
+
+    def retract(self, request_id: RequestId) -> None:
+        """Take a running request off now, as under memory pressure: back up its state on the host and
+        free its items.
+
+        It comes back as soon as it fits, before anybody new, and goes on as if nothing had happened.
+        Raises ``IllegalTransition`` unless the request is running.
+        """
+        self._scheduler.retract(self._known(request_id))
 
     def shutdown(self, reason: SluiceError) -> None:
         """Fail every queued and computing request. What a peer may still read or write stays as it
@@ -213,12 +225,15 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         queued, computing = self._scheduler.num_queued, self._scheduler.num_computing
+        retracted = self._scheduler.num_retracted
         return EngineStats(
             queued=queued,
             running=computing,
-            waiting=len(self._requests) - queued - computing,
+            waiting=len(self._requests) - queued - computing - retracted,
             steps=self._steps,
             occupancy=self._memory.occupancy(),
+            retracted=retracted,
+            retractions=self._scheduler.num_retractions,
         )
 
     # ---- applying results
@@ -315,7 +330,7 @@ class EngineCore:
         return request
 
 
-_ABORTABLE = (Status.QUEUED, Status.PREFILLING, Status.RUNNING)
+_ABORTABLE = (Status.QUEUED, Status.PREFILLING, Status.RUNNING, Status.RETRACTED)
 
 
 def _internal(error: Exception, stage: str) -> InternalError:

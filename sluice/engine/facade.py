@@ -163,6 +163,14 @@ class EngineFacade:
         """
         await self._call(lambda core: core.quarantine(request_id))
 
+    async def retract(self, request_id: RequestId) -> None:
+        """Take a running request off its memory now; it comes back as soon as it fits, before anybody
+        new, and its stream doesn't notice.
+
+        Raises ``IllegalTransition`` unless the request is running.
+        """
+        await self._call(lambda core: core.retract(request_id))
+
     async def stats(self) -> EngineStats:
         return await self._call(lambda core: core.stats())
 

@@ -79,7 +79,8 @@ class EngineStats:
     """A snapshot between two steps.
 
     ``running`` counts requests that compute; ``waiting`` those that hold items but don't (reserved,
-    held, quarantined). ``baseline``: no allocator has a held or quarantined item.
+    held, quarantined); ``retracted`` those that hold nothing but a backup on the host. ``baseline``:
+    no allocator has a held or quarantined item. ``retractions`` counts them since the start.
     """
 
     queued: int
@@ -87,6 +88,8 @@ class EngineStats:
     waiting: int
     steps: int
     occupancy: tuple[Occupancy, ...]
+    retracted: int = 0
+    retractions: int = 0
 
     @property
     def baseline(self) -> bool:

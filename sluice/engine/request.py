@@ -9,6 +9,7 @@ from enum import Enum
 
 from sluice.engine.outputs import ChunkReady
 from sluice.errors import IllegalTransition
+from sluice.pools.backup import StateBackup
 from sluice.pools.base import RequestTables
 from sluice.types import FinishReason, Request, RequestId
 
@@ -20,6 +21,7 @@ class Status(Enum):
     RESERVED = "reserved"  # decode: items for the whole prompt, being written by the peer
     PREFILLING = "prefilling"  # items for the chunks so far
     RUNNING = "running"  # items for prompt and output
+    RETRACTED = "retracted"  # no items, a backup on the host; runs again when memory is free
     HELD = "held"  # prefill: computes nothing, items kept until release()
     QUARANTINED = "quarantined"  # decode: items out of use, the peer may still write them
     CLOSED = "closed"  # nothing
@@ -29,7 +31,8 @@ TRANSITIONS: dict[Status, frozenset[Status]] = {
     Status.QUEUED: frozenset({Status.RESERVED, Status.PREFILLING, Status.CLOSED}),
     Status.RESERVED: frozenset({Status.RUNNING, Status.QUARANTINED, Status.CLOSED}),
     Status.PREFILLING: frozenset({Status.RUNNING, Status.HELD, Status.CLOSED}),
-    Status.RUNNING: frozenset({Status.CLOSED}),
+    Status.RUNNING: frozenset({Status.RETRACTED, Status.CLOSED}),
+    Status.RETRACTED: frozenset({Status.RUNNING, Status.CLOSED}),
     Status.HELD: frozenset({Status.CLOSED}),
     Status.QUARANTINED: frozenset({Status.CLOSED}),
     Status.CLOSED: frozenset(),
@@ -48,6 +51,9 @@ class ActiveRequest:
     status: Status = Status.QUEUED
     tables: RequestTables | None = None
     output: list[int] = field(default_factory=list)
+    number: int = 0  # order of arrival: the older of two is never taken off for the younger
+    promised_tokens: int = 0  # positions that memory is promised for
+    backup: StateBackup | None = None  # while retracted
     draft_ready: bool = False  # draft.hidden belongs to the newest committed position
     arrived_s: float = field(default_factory=time.monotonic)
     admitted_s: float = 0.0

@@ -4,17 +4,25 @@ chunks.
 Fairness: running requests take turns when the token budget is short, and a quarter of the budget
 (at least one token) is kept for prompts, so neither can starve the other. The queue's head waits
 until it fits; nobody overtakes it.
+
+Memory: with ``promised_output`` below 1 a running request may outgrow its promise. Then the youngest
+running ones are retracted until it fits; they come back, oldest first, before anybody is admitted.
+No deadlock: the oldest running request is never taken off, fits into an empty memory by itself, and
+everybody else either is retracted for it or (prompts, reservations) never needs more than promised.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import insort
 from collections import deque
 
 from sluice.config import EngineConfig
 from sluice.engine.batch import DecodeWork, PrefillWork, StepPlan
 from sluice.engine.request import ActiveRequest, Status
 from sluice.engine.window import draft_window_tokens, window_floor
-from sluice.errors import BadRequest, Overloaded
+from sluice.errors import BadRequest, ConfigError, Overloaded
+from sluice.pools.backup import back_up, restore
 from sluice.pools.memory import Memory
 from sluice.types import Role
 
@@ -39,6 +47,11 @@ class Scheduler:
         self._reserved: list[ActiveRequest] = []
         self._prefilling: list[ActiveRequest] = []
         self._running: deque[ActiveRequest] = deque()
+        self._retracted: list[ActiveRequest] = []  # oldest first
+        self._arrivals = 0
+        self.num_retractions = 0
+        if not 0 <= config.promised_output <= 1:
+            raise ConfigError(f"promised_output is {config.promised_output}, must be in [0, 1]")
 
     @property
     def num_queued(self) -> int:
@@ -48,14 +61,18 @@ class Scheduler:
     def num_computing(self) -> int:
         return len(self._prefilling) + len(self._running)
 
+    @property
+    def num_retracted(self) -> int:
+        return len(self._retracted)
+
     def enqueue(self, request: ActiveRequest) -> None:
         """Raises ``BadRequest`` for what an empty memory can't hold, ``Overloaded`` for a full
         queue.
         """
-        promise = self._promised_tokens(request)
-        if not self._memory.could_ever_open(promise):
+        worst = self._worst_tokens(request)
+        if not self._memory.could_ever_open(worst):
             raise BadRequest(
-                f"state of {promise} tokens doesn't fit even this pod's empty memory",
+                f"state of {worst} tokens doesn't fit even this pod's empty memory",
                 field="max_tokens",
                 remedy="shorten the request, or give the pod more pages",
             )
@@ -65,11 +82,18 @@ class Scheduler:
                 stage="queue",
                 remedy="try again later or on another pod",
             )
+        self._arrivals += 1
+        request.number = self._arrivals
         self._queue.append(request)
 
     def admit(self) -> list[ActiveRequest]:
-        """Admit from the queue's head while it fits: reservations (decode) or prompts."""
+        """Room for who runs, then who was taken off before, then the queue's head while it fits.
+
+        Returns the newly admitted: reservations (decode) or prompts.
+        """
         admitted: list[ActiveRequest] = []
+        if not (self._make_room() and self._restore_retracted()):
+            return admitted
         while self._queue and self._computes_soon < self._config.max_running:
             request = self._queue[0]
             promise = self._promised_tokens(request)
@@ -77,6 +101,7 @@ class Scheduler:
                 break
             self._queue.popleft()
             tables = self._memory.open(request.request_id, promise)
+            request.promised_tokens = promise
             tables.draft_valid_from = max(0, request.prompt_tokens - self._draft_window_tokens)
             if self._role is Role.DECODE:
                 request.admit(Status.RESERVED, tables)
@@ -104,6 +129,17 @@ class Scheduler:
         request.move(Status.RUNNING)
         self._running.append(request)
 
+    def retract(self, request: ActiveRequest) -> None:
+        """Take a running request off: its state goes to the host, its items to everybody."""
+        request.move(Status.RETRACTED)
+        tables = request.held_tables
+        request.backup = back_up(self._memory, tables)
+        self._forget(request)
+        self._memory.close(tables)
+        request.tables = None
+        insort(self._retracted, request, key=_age)
+        self.num_retractions += 1
+
     def hold(self, request: ActiveRequest) -> None:
         """Prefill role: compute no more, keep the items until they are released."""
         request.move(Status.HELD)
@@ -121,19 +157,77 @@ class Scheduler:
         if request.tables is not None:
             self._memory.close(request.tables)
             request.tables = None
+        request.backup = None
 
     @property
     def _computes_soon(self) -> int:
         """A reservation is a promise to run, so it counts against ``max_running``."""
         return len(self._reserved) + self.num_computing
 
-    def _promised_tokens(self, request: ActiveRequest) -> int:
+    def _worst_tokens(self, request: ActiveRequest) -> int:
         """Positions the request may reach. Drafts are capped near the end, so verification never
         overshoots.
         """
         if self._role is Role.PREFILL:
             return request.prompt_tokens
         return request.prompt_tokens + request.request.sampling.max_tokens
+
+    def _promised_tokens(self, request: ActiveRequest) -> int:
+        """Positions to promise now: what is there, one verify step, and a share of what may come."""
+        share = math.ceil(self._config.promised_output * request.remaining_tokens)
+        so_far = request.prompt_tokens + len(request.output)
+        return min(self._worst_tokens(request), so_far + max(share, self._draft_steps + 1))
+
+    def _make_room(self) -> bool:
+        """Promise every running request its next step, retracting the youngest where needed.
+
+        False when the only one left must wait for prompts or reservations to end.
+        """
+        for request in sorted(self._running, key=_age):
+            while request.status is Status.RUNNING and not self._has_room(request):
+                if len(self._running) == 1:
+                    return False
+                self.retract(max(self._running, key=_age))
+        return True
+
+    def _has_room(self, request: ActiveRequest) -> bool:
+        """Whether the next step is within the promise, after raising it if it can be."""
+        need = self._next_stop(request)
+        if need <= request.promised_tokens:
+            return True
+        for goal in (self._promised_tokens(request), need):
+            if self._memory.grow(request.held_tables, goal):
+                request.promised_tokens = goal
+                return True
+        return False
+
+    def _restore_retracted(self) -> bool:
+        """Bring back retracted requests while they fit, oldest first. False when some remain."""
+        while self._retracted:
+            request = self._retracted[0]
+            promise = self._promised_tokens(request)
+            if self._computes_soon >= self._config.max_running:
+                return False
+            if not self._memory.can_open(promise):
+                return False
+            self._restore(request, promise)
+        return True
+
+    def _restore(self, request: ActiveRequest, promise: int) -> None:
+        assert request.backup is not None, "a retracted request has a backup"
+        length = request.backup.length
+        request.tables = self._memory.open(request.request_id, promise)
+        request.promised_tokens = promise
+        self._extend(request, length, length)
+        restore(self._memory, request.backup, request.tables)
+        request.backup = None
+        self._forget(request)
+        request.move(Status.RUNNING)
+        self._running.append(request)
+
+    def _next_stop(self, request: ActiveRequest) -> int:
+        """Where the request's next verify step ends."""
+        return request.held_tables.kv_len + self._drafts_of(request) + 1
 
     def _extend(self, request: ActiveRequest, num_tokens: int, committed: int) -> None:
         live_from = window_floor(self._components, committed)
@@ -143,6 +237,8 @@ class Scheduler:
         works: list[DecodeWork] = []
         used = 0
         for request in self._running:
+            if self._next_stop(request) > request.promised_tokens:
+                continue  # waits for memory: see _make_room
             drafts = self._drafts_of(request)
             if works and used + drafts + 1 > budget:
                 break
@@ -178,7 +274,18 @@ class Scheduler:
 
     def _forget(self, request: ActiveRequest) -> None:
         """Take the request off whichever list it is on."""
-        for group in (self._queue, self._reserved, self._prefilling, self._running):
+        groups = (
+            self._queue,
+            self._reserved,
+            self._prefilling,
+            self._running,
+            self._retracted,
+        )
+        for group in groups:
             if request in group:
                 group.remove(request)
                 return
+
+
+def _age(request: ActiveRequest) -> int:
+    return request.number

@@ -106,6 +106,11 @@ class Occupancy:
 class Pool(Protocol):
     """Memory plus allocator for the components of one space."""
 
+    whole_in_rows: bool
+    """Whether a request's state lies wholly in the rows that ``layout.span`` names, so that copying
+    those rows backs it up. No default: a pool that doesn't say can't be built on.
+    """
+
     def components(self) -> tuple[Component, ...]: ...
 
     def buffer(self, component: str, layer_id: int) -> Tensor:
@@ -122,6 +127,14 @@ class Pool(Protocol):
 
     def open(self, tables: RequestTables, max_tokens: int) -> None:
         """Promise that worst case to the request in slot ``tables.slot``. Nothing is taken yet."""
+        ...
+
+    def can_grow(self, tables: RequestTables, max_tokens: int) -> bool:
+        """Whether the request's promise can rise to the worst case of ``max_tokens`` positions."""
+        ...
+
+    def grow(self, tables: RequestTables, max_tokens: int) -> None:
+        """Raise it. Raises ``PoolError`` where ``can_grow`` says no."""
         ...
 
     def extend(self, tables: RequestTables, num_tokens: int, live_from: int) -> None:

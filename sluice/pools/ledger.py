@@ -35,6 +35,16 @@ class Ledger:
         self.allocator.promise(promised)
         self._accounts[slot] = _Account(promised)
 
+    def can_raise(self, slot: int, promised: int) -> bool:
+        """Whether ``slot``'s promise can become ``promised`` items, or is that large already."""
+        return self.allocator.can_promise(max(0, promised - self._usable(slot).promised))
+
+    def raise_to(self, slot: int, promised: int) -> None:
+        """Raise a promise, never lower it. Raises ``PoolError`` where ``can_raise`` says no."""
+        account = self._usable(slot)
+        self.allocator.promise(max(0, promised - account.promised))
+        account.promised = max(promised, account.promised)
+
     def take(self, slot: int, count: int, after: int = 0) -> list[int]:
         """Items for ``slot``, never more than its promise (else ``PoolError``)."""
         account = self._usable(slot)

@@ -150,6 +150,27 @@ class Memory:
         self._settle()
         return tables
 
+    def grow(self, tables: RequestTables, max_tokens: int) -> bool:
+        """Raise the request's promise to ``max_tokens`` positions. False when it doesn't fit beside
+        the others'; then nothing has changed.
+        """
+        opened = self._usable(tables)
+        if not all(pool.can_grow(tables, max_tokens) for pool in self._pools):
+            return False
+        for pool in self._pools:
+            pool.grow(tables, max_tokens)
+        opened.max_tokens = max(max_tokens, opened.max_tokens)
+        return True
+
+    def without_backup(self) -> tuple[str, ...]:
+        """Components whose rows alone don't restore a request; empty for every pool there is."""
+        return tuple(
+            component.name
+            for pool in self._pools
+            if not pool.whole_in_rows
+            for component in pool.components()
+        )
+
     def extend(self, tables: RequestTables, num_tokens: int, live_from: int = 0) -> None:
         opened = self._usable(tables)
         limit = opened.max_tokens + self._verify_tokens

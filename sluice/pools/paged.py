@@ -20,6 +20,8 @@ def pages_for(num_tokens: int, page_tokens: int) -> int:
 class PagePool:
     """PAGE items. Requests without paged state get pages too: the window map needs the ids."""
 
+    whole_in_rows = True
+
     def __init__(
         self,
         storages: Sequence[ComponentStorage],
@@ -49,6 +51,12 @@ class PagePool:
 
     def open(self, tables: RequestTables, max_tokens: int) -> None:
         self._ledger.open(tables.slot, self.promise_for(max_tokens))
+
+    def can_grow(self, tables: RequestTables, max_tokens: int) -> bool:
+        return self._ledger.can_raise(tables.slot, self.promise_for(max_tokens))
+
+    def grow(self, tables: RequestTables, max_tokens: int) -> None:
+        self._ledger.raise_to(tables.slot, self.promise_for(max_tokens))
 
     def extend(self, tables: RequestTables, num_tokens: int, live_from: int) -> None:
         missing = pages_for(num_tokens, self._page_tokens) - len(tables.pages)

@@ -16,6 +16,8 @@ from sluice.pools.storage import ComponentStorage, Fill, find
 class SlotPool:
     """RING_ROW, STATE_ROW, REQUEST_SLOT: one number a request for all; slot 0 is padding."""
 
+    whole_in_rows = True
+
     def __init__(self, storages: Sequence[ComponentStorage], num_slots: int, fill: Fill) -> None:
         self._storages = tuple(storages)
         self._allocator = PageAllocator(Space.REQUEST_SLOT, num_slots)
@@ -43,6 +45,12 @@ class SlotPool:
 
     def open(self, tables: RequestTables, max_tokens: int) -> None:
         """Nothing: the slot was taken by ``take``, because every other account is named by it."""
+
+    def can_grow(self, tables: RequestTables, max_tokens: int) -> bool:
+        return True
+
+    def grow(self, tables: RequestTables, max_tokens: int) -> None:
+        """Nothing: a slot holds a request of any length."""
 
     def extend(self, tables: RequestTables, num_tokens: int, live_from: int) -> None:
         """Nothing: a slot holds a request of any length."""

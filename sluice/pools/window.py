@@ -30,6 +30,8 @@ class WindowPool:
     padding page.
     """
 
+    whole_in_rows = True
+
     def __init__(
         self,
         storages: Sequence[ComponentStorage],
@@ -78,6 +80,12 @@ class WindowPool:
     def open(self, tables: RequestTables, max_tokens: int) -> None:
         self._ledger.open(tables.slot, self.promise_for(max_tokens))
         self._dead_pages[tables.slot] = 0
+
+    def can_grow(self, tables: RequestTables, max_tokens: int) -> bool:
+        return self._ledger.can_raise(tables.slot, self.promise_for(max_tokens))
+
+    def grow(self, tables: RequestTables, max_tokens: int) -> None:
+        self._ledger.raise_to(tables.slot, self.promise_for(max_tokens))
 
     def extend(self, tables: RequestTables, num_tokens: int, live_from: int) -> None:
         """Map window pages for what stays readable after a forward that ends at ``num_tokens``.
