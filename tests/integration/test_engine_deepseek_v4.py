@@ -5,6 +5,7 @@ aggregated.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -111,7 +112,12 @@ def test_batched_equals_alone(mode: PoolMode, sampling: Sampling) -> None:
 
 
 def _hand_over(
-    requests: Sequence[Request], prefill: EngineCore, decode: EngineCore, *, with_draft: bool = True
+    requests: Sequence[Request],
+    prefill: EngineCore,
+    decode: EngineCore,
+    *,
+    with_draft: bool = True,
+    retract_every: int = 0,
 ) -> dict[RequestId, Story]:
     chunks: dict[RequestId, ChunkReady] = {}
     for one in requests:
@@ -136,7 +142,17 @@ def _hand_over(
         prefill.release(name)
         decode.adopt(name, chunk.first_token, draft_valid=with_draft)
     stories: dict[RequestId, Story] = {}
-    tell(stories, run_until_idle(decode))
+    tell(stories, decode.drain())
+    for count in itertools.count():
+        if retract_every and count % retract_every == 0:
+            # The newest first: they come back oldest first, so into one another's items.
+            for request in sorted(decode._scheduler._running, key=lambda r: -r.number):
+                decode.retract(request.request_id)
+            assert decode.memory.at_baseline()
+        worked = decode.step()
+        tell(stories, decode.drain())
+        if not worked:
+            break
     assert prefill.memory.at_baseline()
     assert decode.memory.at_baseline()
     return stories
@@ -151,6 +167,18 @@ def test_disaggregated_equals_aggregated_in_tokens_and_accepted_counts(
     prefill = _core(mode, Role.PREFILL, budget=budget)
     stories = _hand_over(_requests(sampling), prefill, _core(mode, Role.DECODE))
     assert stories == _aggregated(mode, sampling)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_retraction_in_the_middle_changes_neither_tokens_nor_accepted_counts(
+    mode: PoolMode, sampling: Sampling
+) -> None:
+    """Everybody is off the memory before the first decode step and after every second one."""
+    prefill, decode = _core(mode, Role.PREFILL), _core(mode, Role.DECODE)
+    stories = _hand_over(_requests(sampling), prefill, decode, retract_every=2)
+    assert stories == _aggregated(mode, sampling)
+    assert decode.stats().retractions >= 2 * len(LENGTHS)
 
 
 @pytest.mark.parametrize("mode", MODES)
