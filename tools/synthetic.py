@@ -121,11 +121,13 @@ def copy_document(
     return SyntheticDocument(tuple(segments))
 
 
-def random_document(rng: random.Random, max_chars: int, prose: Sequence[str] = ()) -> SyntheticDocument:
+def random_document(
+    rng: random.Random, max_chars: int, prose: Sequence[str] = (), copy_share: float = 0.3
+) -> SyntheticDocument:
     """A recall or copy document of at most roughly `max_chars`, with a random distance."""
     body_chars = rng.randrange(max_chars // 3, max(max_chars // 3 + 1, int(max_chars * 0.7)))
     filler = rng.choice((0, rng.randrange(max_chars - body_chars + 1)))
-    if rng.random() < 0.7:
+    if rng.random() < 1 - copy_share:
         lines = max(4, body_chars // 8)
         pairs = min(len(KEYS), rng.randrange(2, max(3, lines // 2 + 1)))
         return recall_document(rng, pairs, max(2, lines - pairs), filler, prose)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -30,7 +30,6 @@ BIAS_STEP = 1e-3
 DRAFT_STEPS = 3
 LONG_PHASE_START = 0.62
 DECAY_START = 0.55
-_PLAN_OPTIONS = ("steps", "minutes", "nextn_steps", "nextn_minutes", "rows", "tokens", "seed")
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,12 @@ class Plan:
     adam_lr: float = 5e-3
     muon_lr: float = 1e-2
     seed: int = 20261129
+    lr_scale: float = 1.0
+    synthetic_share: float = 0.25
+    copy_share: float = 0.3
+
+
+_PLAN_OPTIONS = tuple(field.name for field in fields(Plan))
 
 
 class Optimiser:
@@ -65,8 +70,8 @@ class Optimiser:
         """Clip, update and drop gradients."""
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         for group in self.adam.param_groups:
-            group["lr"] = self.plan.adam_lr * rate
-        self.muon.lr = self.plan.muon_lr * rate
+            group["lr"] = self.plan.adam_lr * self.plan.lr_scale * rate
+        self.muon.lr = self.plan.muon_lr * self.plan.lr_scale * rate
         self.adam.step()
         self.adam.zero_grad(set_to_none=True)
         self.muon.step()
@@ -226,7 +231,9 @@ def main() -> None:
         tokenizer = train_tokenizer(corpus.train, plan.seed)
         save_tokenizer(tokenizer, args.out)
         model = TinyDeepseekV4(TinyConfig(), seed=plan.seed)
-    data = RowSource(tokenizer, corpus.train, plan.seed)
+    data = RowSource(
+        tokenizer, corpus.train, plan.seed, plan.synthetic_share, plan.copy_share
+    )
     print(f"{sum(p.numel() for p in model.parameters())} parameters, {len(data.flat)} prose tokens", flush=True)
     if args.compile:
         model.compile()

@@ -13,7 +13,6 @@ from torch import Tensor
 from tools.synthetic import Kind, SyntheticDocument, random_document
 from tools.tiny_tokenizer import BOS_ID, EOS_ID
 
-SYNTHETIC_FRACTION = 0.25
 # Random words cannot be predicted, so they would only drown the answers; a little weight keeps the format known.
 WEIGHTS = {Kind.TEXT: 1.0, Kind.NOISE: 0.1, Kind.ANSWER: 2.0}
 CHARS_PER_TOKEN = 2
@@ -37,15 +36,23 @@ def encode_paragraphs(tokenizer: Tokenizer, paragraphs: Sequence[str]) -> Tensor
 class RowSource:
     """Makes seeded batches; the same seed and step always give the same rows."""
 
-    def __init__(self, tokenizer: Tokenizer, prose: Sequence[str], seed: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prose: Sequence[str],
+        seed: int,
+        synthetic_share: float = 0.25,
+        copy_share: float = 0.3,
+    ) -> None:
         self.tokenizer, self.prose, self.seed = tokenizer, prose, seed
+        self.synthetic_share, self.copy_share = synthetic_share, copy_share
         self.flat = encode_paragraphs(tokenizer, prose) if prose else torch.zeros(0, dtype=torch.int16)
         self._cache: dict[str, list[int]] = {}
 
     def batch(self, step: int, rows: int, tokens: int, reach: float) -> Batch:
         """`rows` x `tokens`; `reach` in (0, 1] bounds the length of synthetic documents."""
         rng = random.Random(f"{self.seed}:{step}")
-        share = SYNTHETIC_FRACTION if self.prose else 1.0
+        share = self.synthetic_share if self.prose else 1.0
         made = [
             self._synthetic_row(rng, tokens, reach) if rng.random() < share else self._prose_row(rng, tokens)
             for _ in range(rows)
@@ -68,7 +75,9 @@ class RowSource:
         answers: list[bool] = []
         while len(ids) < tokens:
             longest = max(120, int(tokens * CHARS_PER_TOKEN * reach))
-            document = random_document(rng, rng.randrange(80, longest + 1), self.prose)
+            document = random_document(
+                rng, rng.randrange(80, longest + 1), self.prose, self.copy_share
+            )
             self._append(document, ids, weights, answers)
         return ids[:tokens], weights[:tokens], answers[:tokens]
 
