@@ -54,7 +54,8 @@ def read_weights(source: TensorSource, config: LlamaConfig) -> LlamaWeights:
     return LlamaWeights(
         embed=embed,
         layers=tuple(
-            read_layer(source, f"model.layers.{layer}", config) for layer in range(config.num_layers)
+            read_layer(source, f"model.layers.{layer}", config)
+            for layer in range(config.num_layers)
         ),
         norm=source.take("model.norm.weight", (config.hidden_size,), wide=True),
         vocabulary=embed if config.tied_embeddings else source.take(VOCABULARY, table),
