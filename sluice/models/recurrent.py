@@ -14,6 +14,7 @@ from torch import Tensor
 from sluice.errors import ConfigError
 from sluice.layout.component import Component, Kind
 from sluice.models.base import ForwardBatch, TargetModel
+from sluice.models.capture import HiddenCapture
 from sluice.pools.base import StateMemory
 
 _RECURRENT_KINDS = frozenset({Kind.KDA_CONV, Kind.KDA_RECURRENT})
@@ -47,9 +48,13 @@ class RecurrentTarget(ABC):
 
     @abstractmethod
     def verify(
-        self, batch: ForwardBatch, memory: StateMemory, num_verify: int
+        self,
+        batch: ForwardBatch,
+        memory: StateMemory,
+        num_verify: int,
+        capture: HiddenCapture | None = None,
     ) -> tuple[Tensor, PendingVerify]:
-        """Like ``TargetModel.forward``, but the first ``num_verify`` segments only read their state.
+        """Like ``ReadableTarget.forward``, but the first ``num_verify`` segments only read their state.
 
         The other segments (prefill chunks of the same batch) move theirs on. Raises
         ``IllegalTransition`` while an earlier verify on ``memory`` is open.

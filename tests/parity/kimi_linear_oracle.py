@@ -88,7 +88,9 @@ class WideDeltaAttention(hf.KimiLinearDeltaAttention):  # type: ignore[misc]
         length = hidden_states.shape[1]
         rows = torch.cat([p(hidden_states) for p in (self.q_proj, self.k_proj, self.v_proj)], -1)
         mixed = nn.functional.silu(self.conv1d(rows.transpose(1, 2))[..., :length]).transpose(1, 2)
-        q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in mixed.split(self.widths, -1))
+        q, k, v = (
+            part.unflatten(-1, (self.num_heads, -1)) for part in mixed.split(self.widths, -1)
+        )
         out, _ = hf.recurrent_kimi_delta_attention(
             q,
             k,
@@ -156,7 +158,7 @@ class Oracle:
         """Tokens from transformers' own cached decoding."""
         cache, ids, out = DynamicCache(config=self.target.config), prompt, []
         for _ in range(count):
-            logits = self.target(torch.tensor([ids]), past_key_values=cache, use_cache=True).logits
+            logits = self.target(torch.tensor([ids]), cache=cache, use_cache=True).logits
             ids = [int(logits[0, -1].argmax())]
             out += ids
         return out

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 # Pairwise decays of a chunk take c*c*K values a head: quadratic here, linear in everything else.
-_CHUNK_TOKENS = 32
+_CHUNK_TOKENS = 16
 _NORM_EPS = 1e-6
 
 

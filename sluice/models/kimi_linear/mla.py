@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sluice.models.kimi_linear.config import MlaShape
-from sluice.models.kimi_linear.plan import Keys, LatentPlan
+from sluice.models.kimi_linear.plan import KEY_BLOCK, Keys, LatentPlan
 from sluice.models.kimi_linear.weights import MlaWeights
 from sluice.models.layers.norm import accumulation_dtype, rms_norm
 
@@ -54,15 +54,15 @@ def mla(
 
 
 def _attend(q_RNHJ: Tensor, buffer: Tensor, keys: Keys, shape: MlaShape) -> Tensor:
-    """Latents mixed by softmax weights, ``[R, N, H, L]``."""
-    row_REJ = buffer[keys.row_RE].to(q_RNHJ.dtype)
+    """Latents mixed by softmax weights, ``[R, N, H, L]``, queries in blocks."""
     rows, queries, heads = q_RNHJ.shape[:3]
-    block = max(1, _SCORES_A_BLOCK // (rows * heads * row_REJ.shape[1]))
+    block = max(1, _SCORES_A_BLOCK // (rows * heads * KEY_BLOCK))
     parts = [
         _attend_block(
             q_RNHJ[:, first : first + block],
-            row_REJ,
             keys.visible_RNE[:, first : first + block],
+            buffer,
+            keys.row_RE,
             shape,
         )
         for first in range(0, queries, block)
@@ -70,14 +70,35 @@ def _attend(q_RNHJ: Tensor, buffer: Tensor, keys: Keys, shape: MlaShape) -> Tens
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def _attend_block(q_RNHJ: Tensor, row_REJ: Tensor, visible_RNE: Tensor, shape: MlaShape) -> Tensor:
-    wide = accumulation_dtype(q_RNHJ.dtype)
+def _attend_block(
+    q_RNHJ: Tensor, visible_RNE: Tensor, buffer: Tensor, row_RE: Tensor, shape: MlaShape
+) -> Tensor:
+    """One pass over the keys with a running maximum and sum (online softmax, arXiv 1805.02867).
+
+    Every block of keys has the same shape and comes in the same order, and one that a query doesn't
+    see changes nothing: its bits don't depend on how many keys later queries of its row need.
+    """
     queries, heads = q_RNHJ.shape[1:3]
     q_RMJ = q_RNHJ.flatten(1, 2)
-    scores_RME = torch.bmm(q_RMJ, row_REJ.transpose(1, 2)).to(wide) * shape.scale
-    scores_RNHE = scores_RME.unflatten(1, (queries, heads))
-    scores_RNHE = scores_RNHE.masked_fill(~visible_RNE.unsqueeze(2), float("-inf"))
-    weight_RME = torch.softmax(scores_RNHE, dim=-1).flatten(1, 2).to(row_REJ.dtype)
-    mixed_RML = torch.bmm(weight_RME, row_REJ[..., : shape.latent_dim])
-    mixed_RNHL: Tensor = mixed_RML.unflatten(1, (queries, heads))
+    shape_RM1 = (*q_RMJ.shape[:2], 1)
+    wide = accumulation_dtype(q_RMJ.dtype)
+    best_RM1 = q_RMJ.new_full(shape_RM1, float("-inf"), dtype=wide)
+    total_RM1 = q_RMJ.new_zeros(shape_RM1, dtype=wide)
+    mixed_RML: Tensor = total_RM1.expand(-1, -1, shape.latent_dim)
+    for first in range(0, row_RE.shape[1], KEY_BLOCK):
+        some = slice(first, first + KEY_BLOCK)
+        row_REJ = buffer[row_RE[:, some]].to(q_RMJ.dtype)
+        unseen_RME = ~visible_RNE[:, :, some].repeat_interleave(heads, dim=1)
+        scores_RME = torch.bmm(q_RMJ, row_REJ.transpose(1, 2)).to(wide) * shape.scale
+        scores_RME = scores_RME.masked_fill(unseen_RME, float("-inf"))
+        # Finite from the first block on: every query sees position 0.
+        new_best_RM1 = torch.maximum(best_RM1, scores_RME.amax(-1, keepdim=True))
+        weight_RME = (scores_RME - new_best_RM1).exp()
+        shrink_RM1 = (best_RM1 - new_best_RM1).exp()
+        here_RML = torch.bmm(weight_RME.to(q_RMJ.dtype), row_REJ[..., : shape.latent_dim])
+        total_RM1 = total_RM1 * shrink_RM1 + weight_RME.sum(-1, keepdim=True)
+        mixed_RML = mixed_RML * shrink_RM1 + here_RML
+        best_RM1 = new_best_RM1
+    normed_RML = (mixed_RML / total_RM1).to(q_RMJ.dtype)
+    mixed_RNHL: Tensor = normed_RML.unflatten(1, (queries, heads))
     return mixed_RNHL

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sluice.errors import IllegalTransition, InternalError
 from sluice.models.base import ForwardBatch, ModelInfo
+from sluice.models.capture import HiddenCapture
 from sluice.models.kimi_linear.config import KimiLinearConfig, LayerKind
 from sluice.models.kimi_linear.kda import KdaBuffers, KdaTrace, kda
 from sluice.models.kimi_linear.mla import mla
@@ -20,7 +21,7 @@ from sluice.models.kimi_linear.moe import MoeWeights, dense, moe
 from sluice.models.kimi_linear.pending import KimiPendingVerify
 from sluice.models.kimi_linear.plan import LatentPlan, StatePlan, groups_of, latent_plan, state_plan
 from sluice.models.kimi_linear.state import CONV, LENGTH, MLA, RECURRENT, target_state
-from sluice.models.kimi_linear.weights import KdaWeights, TargetWeights
+from sluice.models.kimi_linear.weights import MlaWeights, TargetWeights
 from sluice.models.layers.norm import rms_norm
 from sluice.models.recurrent import PendingVerify, RecurrentTarget
 from sluice.pools.base import BufferSpec, StateMemory
@@ -31,8 +32,8 @@ _ROWS_AT_LEAST = 4
 
 
 class KimiLinearTarget(RecurrentTarget):
-    """``models.base.TargetModel`` with recurrent state. Hidden states are ``[T, D]``, before the final
-    norm.
+    """``models.capture.ReadableTarget`` with recurrent state. Hidden states are ``[T, D]``, before the
+    final norm.
     """
 
     def __init__(self, config: KimiLinearConfig, weights: TargetWeights, info: ModelInfo) -> None:
@@ -49,30 +50,48 @@ class KimiLinearTarget(RecurrentTarget):
     def config(self) -> KimiLinearConfig:
         return self._config
 
+    @property
+    def num_layers(self) -> int:
+        return self._config.num_layers
+
+    @property
+    def embedding(self) -> Tensor:
+        return self._weights.embed
+
+    @property
+    def vocabulary(self) -> Tensor:
+        return self._weights.head
+
     def state_needs(self, kv_dtype: str) -> tuple[BufferSpec, ...]:
         return target_state(self._config, kv_dtype)
 
     @torch.no_grad()
-    def forward(self, batch: ForwardBatch, memory: StateMemory) -> Tensor:
+    def forward(
+        self, batch: ForwardBatch, memory: StateMemory, capture: HiddenCapture | None = None
+    ) -> Tensor:
         """Residual stream after the last layer. Every segment's state moves on by the whole segment,
         so a token that may be rejected belongs into ``verify``.
 
         Raises ``IllegalTransition`` while a verify is open, ``InternalError`` where a segment doesn't
         start at its request's ``kda.length``.
         """
-        hidden_TD, _ = self._run(batch, memory, 0)
+        hidden_TD, _ = self._run(batch, memory, 0, capture)
         return hidden_TD
 
     @torch.no_grad()
     def verify(
-        self, batch: ForwardBatch, memory: StateMemory, num_verify: int
+        self,
+        batch: ForwardBatch,
+        memory: StateMemory,
+        num_verify: int,
+        capture: HiddenCapture | None = None,
     ) -> tuple[Tensor, PendingVerify]:
         """``models.recurrent.RecurrentTarget.verify``; errors as for ``forward``."""
         if not 1 <= num_verify <= len(batch.segments):
             raise InternalError(
                 f"{num_verify} of {len(batch.segments)} segments to verify", stage="verify"
             )
-        hidden_TD, pending = self._run(batch, memory, num_verify)
+        hidden_TD, pending = self._run(batch, memory, num_verify, capture)
         self._pending[memory] = pending
         return hidden_TD, pending
 
@@ -84,45 +103,57 @@ class KimiLinearTarget(RecurrentTarget):
         return F.linear(normed, self._weights.head)[:rows].float()
 
     def _run(
-        self, batch: ForwardBatch, memory: StateMemory, num_verify: int
+        self,
+        batch: ForwardBatch,
+        memory: StateMemory,
+        num_verify: int,
+        capture: HiddenCapture | None,
     ) -> tuple[Tensor, PendingVerify]:
         self._check_settled(memory)
-        config = self._config
-        groups = groups_of(batch, num_verify)
-        states = state_plan(batch, groups, num_verify, config.kda.conv_width)
         lengths = self._lengths(memory)
         _check_starts(batch, lengths)
+        groups = groups_of(batch, num_verify)
+        states = state_plan(batch, groups, num_verify, self._config.kda.conv_width)
         latents = latent_plan(batch, groups, memory.component(MLA))
-        x_PD, traces = self._layers(
-            _padded(self._weights.embed[batch.ids_T]), states, latents, memory
-        )
+        traces: list[tuple[KdaBuffers, KdaTrace]] = []
+        x_PD, num_tokens = _padded(self._weights.embed[batch.ids_T]), len(batch.ids_T)
+        for layer in range(self.num_layers):
+            x_PD = x_PD + self._mix(x_PD, layer, states, latents, memory, traces)
+            x_PD = x_PD + self._feed(x_PD, layer)
+            if capture is not None:
+                capture.after_layer(layer, x_PD[:num_tokens])
         moved = slice(num_verify, None)
         lengths[states.slot_S[moved], 0] = states.stop_S[moved]
-        pending = KimiPendingVerify(batch.segments, states, traces, lengths)
-        return x_PD[: len(batch.ids_T)], pending
+        return x_PD[:num_tokens], KimiPendingVerify(batch.segments, states, traces, lengths)
 
-    def _layers(
-        self, x_PD: Tensor, states: StatePlan, latents: LatentPlan, memory: StateMemory
-    ) -> tuple[Tensor, list[tuple[KdaBuffers, KdaTrace]]]:
-        config, eps = self._config, self._config.norm_eps
-        traces: list[tuple[KdaBuffers, KdaTrace]] = []
-        for layer, weights in enumerate(self._weights.layers):
-            normed_PD = rms_norm(x_PD, weights.attn_norm, eps)
-            if isinstance(weights.attn, KdaWeights):
-                buffers = KdaBuffers(memory.buffer(CONV, layer), memory.buffer(RECURRENT, layer))
-                out_PD, trace = kda(normed_PD, weights.attn, config.kda, states, buffers, eps)
-                if trace is not None:
-                    traces.append((buffers, trace))
-            else:
-                rows = memory.buffer(MLA, layer)
-                out_PD = mla(normed_PD, weights.attn, config.mla, latents, rows, eps)
-            x_PD = x_PD + out_PD
-            normed_PD = rms_norm(x_PD, weights.ffn_norm, eps)
-            if isinstance(weights.ffn, MoeWeights):
-                x_PD = x_PD + moe(normed_PD, weights.ffn, config.moe)
-            else:
-                x_PD = x_PD + dense(normed_PD, weights.ffn)
-        return x_PD, traces
+    def _mix(
+        self,
+        x_PD: Tensor,
+        layer: int,
+        states: StatePlan,
+        latents: LatentPlan,
+        memory: StateMemory,
+        traces: list[tuple[KdaBuffers, KdaTrace]],
+    ) -> Tensor:
+        """A layer's token mixing, ``[P, D]``; a recurrent one adds what its verified rows did."""
+        config, weights = self._config, self._weights.layers[layer]
+        normed_PD = rms_norm(x_PD, weights.attn_norm, config.norm_eps)
+        if isinstance(weights.attn, MlaWeights):
+            rows = memory.buffer(MLA, layer)
+            return mla(normed_PD, weights.attn, config.mla, latents, rows, config.norm_eps)
+        buffers = KdaBuffers(memory.buffer(CONV, layer), memory.buffer(RECURRENT, layer))
+        out_PD, trace = kda(normed_PD, weights.attn, config.kda, states, buffers, config.norm_eps)
+        if trace is not None:
+            traces.append((buffers, trace))
+        return out_PD
+
+    def _feed(self, x_PD: Tensor, layer: int) -> Tensor:
+        """A layer's MLP, dense or of experts, ``[P, D]``."""
+        weights = self._weights.layers[layer]
+        normed_PD = rms_norm(x_PD, weights.ffn_norm, self._config.norm_eps)
+        if isinstance(weights.ffn, MoeWeights):
+            return moe(normed_PD, weights.ffn, self._config.moe)
+        return dense(normed_PD, weights.ffn)
 
     def _lengths(self, memory: StateMemory) -> Tensor:
         return memory.buffer(LENGTH, self._config.layers_of(LayerKind.KDA)[0])

@@ -20,9 +20,9 @@ from sluice.layout.component import Component
 from sluice.models.base import ForwardBatch, Segment
 from sluice.pools.rows import physical_rows
 
-# Sums over keys keep their order, and so their bits, when keys that nobody sees are appended in whole
-# vectors; so verifying and decoding the same token agree although the former gathers more keys.
-_KEY_ALIGN = 64
+# Attention takes keys in blocks of one size, so that verifying a token and decoding it alone give the
+# same bits although the former gathers more keys.
+KEY_BLOCK = 128
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _keys(batch: ForwardBatch, group: Group, component: Component) -> Keys:
     device = batch.positions_T.device
     query_RN = batch.positions_T[group.token_RN]
     longest = int(query_RN.max()) + 1
-    key_E = torch.arange(-(-longest // _KEY_ALIGN) * _KEY_ALIGN, device=device)
+    key_E = torch.arange(-(-longest // KEY_BLOCK) * KEY_BLOCK, device=device)
     stop_R1 = query_RN.amax(dim=1, keepdim=True) + 1
     key_RE = torch.where(key_E < stop_R1, key_E, 0)
     return Keys(
