@@ -133,7 +133,7 @@ def parse_config(fields: ConfigFields) -> KimiLinearConfig:
             experts_per_token=_spelled(fields, "num_experts_per_token", "num_experts_per_tok"),
             num_groups=_spelled(fields, "num_expert_group", "n_group", 1),
             groups_per_token=fields.integer("topk_group", 1, at_least=1),
-            renormalise=_flag(fields, "moe_renormalize", "norm_topk_prob"),
+            renormalise=_renormalise(fields),
             routed_scaling_factor=fields.number("routed_scaling_factor", 1.0),
         ),
         norm_eps=fields.number("rms_norm_eps", 1e-5),
@@ -344,13 +344,9 @@ def _spelled(fields: ConfigFields, published: str, in_code: str, default: int | 
     return fields.integer(key, default, at_least=1)
 
 
-def _flag(fields: ConfigFields, published: str, in_code: str) -> bool:
-    value = fields.get(published, fields.get(in_code, True))
-    if not isinstance(value, bool):
-        raise ConfigError(
-            f"config key {published!r} is {value!r}, expected true or false", stage="load"
-        )
-    return value
+def _renormalise(fields: ConfigFields) -> bool:
+    in_code = not fields.has("moe_renormalize") and fields.has("norm_topk_prob")
+    return fields.boolean("norm_topk_prob" if in_code else "moe_renormalize", True)
 
 
 def _check_consistency(config: KimiLinearConfig, fields: ConfigFields) -> None:
