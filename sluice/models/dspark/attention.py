@@ -28,8 +28,7 @@ from sluice.pools.rows import physical_rows
 class BlockPlan:
     """What all layers share: where context lies, who sees what, and the rows' rotation."""
 
-    row_BL: Tensor  # physical rows; positions outside the context resolve to row 0 and are hidden
-    context_BL: Tensor  # bool: committed, and really here
+    row_BL: Tensor  # physical rows; see ``_context_rows``
     visible_B1QM: Tensor  # Q = G * N (heads of a group outermost), M = L + N keys
     rotation: Rotation  # of B * N rows, end to end
 
@@ -52,12 +51,6 @@ class BlockPlan:
         start_B1 = torch.tensor([[one.draft_valid_from] for one in tables], device=device)
         key_L = torch.arange(max(one.kv_len for one in tables), device=device)
         context_BL = (key_L >= start_B1) & (key_L < stop_B1)
-        owner_BL = torch.arange(batch, device=device).unsqueeze(1).expand_as(context_BL)
-        ordinal_BL = torch.where(context_BL, key_L, 0)
-        row_BL = torch.zeros_like(owner_BL)
-        if len(key_L):  # the first block of an empty context has no pages to look at
-            mapped = physical_rows(component, memory.batch_tables(tables), owner_BL, ordinal_BL)
-            row_BL = torch.where(context_BL, mapped, 0)
         block_NN = torch.ones(rows, rows, dtype=torch.bool, device=device)
         block_NN = block_NN.tril() if causal else block_NN
         visible_BNM = torch.cat(
@@ -69,11 +62,26 @@ class BlockPlan:
         )
         position_BN = stop_B1 + torch.arange(rows, device=device)
         return cls(
-            row_BL=row_BL,
-            context_BL=context_BL,
+            row_BL=_context_rows(context_BL, tables, memory, component),
             visible_B1QM=visible_BNM.repeat(1, group_size, 1).unsqueeze(1),
             rotation=rotation_at(freq_F, position_BN.flatten()),
         )
+
+
+def _context_rows(
+    context_BL: Tensor, tables: Sequence[RequestTables], memory: StateMemory, component: Component
+) -> Tensor:
+    """Physical rows of the context. Positions outside it read padding's row 0, which is zero: rows
+    that never arrived may hold NaN, and a mask alone doesn't stop 0 * NaN.
+    """
+    batch, length = context_BL.shape
+    owner_BL = torch.arange(batch, device=context_BL.device).unsqueeze(1).expand_as(context_BL)
+    if not length:  # an empty context has no pages to look at
+        return owner_BL
+    key_L = torch.arange(length, device=context_BL.device)
+    ordinal_BL = torch.where(context_BL, key_L, 0)
+    row_BL = physical_rows(component, memory.batch_tables(tables), owner_BL, ordinal_BL)
+    return torch.where(context_BL, row_BL, 0)
 
 
 def context_kv(
@@ -98,8 +106,6 @@ def block_attention(
     q_BKQd = _queries(x_TD, weights, config, plan.rotation, batch)
     own_BNK2d = context_kv(x_TD, weights, config, plan.rotation).unflatten(0, (batch, rows))
     past_BLK2d = buffer[plan.row_BL].to(x_BND.dtype)
-    # Hidden rows may hold anything, and 0 * NaN is NaN.
-    past_BLK2d = torch.where(plan.context_BL[:, :, None, None, None], past_BLK2d, 0)
     kv_BMK2d = torch.cat((past_BLK2d, own_BNK2d), dim=1)
     k_BKMd, v_BKMd = kv_BMK2d.permute(3, 0, 2, 1, 4).unbind(0)
     o_BKQd = F.scaled_dot_product_attention(q_BKQd, k_BKMd, v_BKMd, attn_mask=plan.visible_B1QM)

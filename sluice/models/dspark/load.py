@@ -13,6 +13,14 @@ from sluice.models.dspark.model import DSparkDraft, check_target
 from sluice.models.dspark.weights import canonical_name, is_shared, read_weights
 from sluice.models.loader import Checkpoint
 
+_FOLDER = "dspark"
+
+
+def draft_folder(model_dir: Path) -> Path | None:
+    """Where a target's checkpoint folder holds its DSPARK draft: ``dspark/`` in it; None if nowhere."""
+    folder = model_dir / _FOLDER
+    return folder if folder.is_dir() else None
+
 
 def load_dspark(
     folder: Path, target: ReadableTarget, *, dtype: torch.dtype = torch.float32, device: str = "cpu"

@@ -98,7 +98,7 @@ class NaiveDraft:
             scores = torch.stack([query @ k[shared] for k, _ in seen]) / math.sqrt(self.width)
             weights = torch.softmax(scores, dim=0)
             out.append(sum(w * v[shared] for w, (_, v) in zip(weights, seen, strict=True)))
-        return self.t[f"{name}.self_attn.o_proj.weight"] @ torch.cat(out)  # type: ignore[arg-type]
+        return self.t[f"{name}.self_attn.o_proj.weight"] @ torch.cat(out)
 
     def corrected(self, hidden: Sequence[Tensor], previous: Sequence[int]) -> list[Tensor]:
         """Logits of each position when ``previous[j]`` stands just before it."""
@@ -124,7 +124,8 @@ class NaiveDraft:
 
     def greedy(self, streams: Tensor, anchor: int, first_context: int = 0) -> list[int]:
         """The block's drafts by argmax."""
-        hidden, drafts = self.hidden(streams, anchor, first_context), []
+        hidden = self.hidden(streams, anchor, first_context)
+        drafts: list[int] = []
         for _ in range(self.block):
             logits = self.corrected(hidden, [anchor, *drafts])
             drafts.append(int(logits[len(drafts)].argmax()))

@@ -117,11 +117,11 @@ class Pair:
     target_tensors: Mapping[str, Tensor]
 
 
-def make_pair(seed: int = 2, **changes: object) -> Pair:
+def make_pair(**changes: object) -> Pair:
     target, target_tensors = make_target()
     raw = {**DRAFT_CONFIG, **changes}
     config = parse_config(raw)
-    source = Tensors(seed)
+    source = Tensors(2)
     draft = DSparkDraft(config, read_draft(source, config), target, "digest")
     return Pair(target, draft, raw, source.made, target_tensors)
 
