@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from sluice.layout.component import Component, Coverage, Owner, Space
@@ -19,10 +20,11 @@ def window_floor(components: Sequence[Component], length: int) -> int:
 
 
 def draft_window_tokens(components: Sequence[Component]) -> int:
-    """W of the draft's window; 0 without a draft."""
-    windows = [
-        component.window_tokens
-        for component in components
-        if component.owner is Owner.DRAFT and component.coverage is Coverage.WINDOW
-    ]
+    """How many of a prompt's last rows the draft sees: W of its window, or every row there can be
+    where it keeps a history; 0 without a draft.
+    """
+    drafts = [component for component in components if component.owner is Owner.DRAFT]
+    if any(component.coverage is Coverage.HISTORY for component in drafts):
+        return sys.maxsize
+    windows = [c.window_tokens for c in drafts if c.coverage is Coverage.WINDOW]
     return max(windows, default=0)

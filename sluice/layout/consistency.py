@@ -8,11 +8,11 @@ target's geometry and the draft's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sluice.errors import GeometryError
-from sluice.layout.component import Component, Coverage, Owner, Space
+from sluice.layout.component import Component, Coverage, Kind, Owner, Space
 from sluice.layout.layout import Layout
 from sluice.layout.outcome import Mismatch, Severity
 from sluice.layout.rules import is_ring, render
@@ -40,6 +40,30 @@ _DTYPE_BYTES = {
     "int8": 1,
 }
 _BUG = "this is a bug of the release that built the pools, not of a setting"
+
+
+@dataclass(frozen=True)
+class _RatioRule:
+    """Which ratios the draft's layers may have under one algorithm."""
+
+    ratios: frozenset[int]
+    text: str
+    remedy: str
+
+
+_RATIO_RULES = {
+    "none": _RatioRule(frozenset(), "a pod that doesn't draft has no draft layers", _BUG),
+    "mtp": _RatioRule(
+        frozenset({0}),
+        "every draft layer must be window-only (ratio 0)",
+        "use a draft whose layers keep a window and nothing else",
+    ),
+    "dspark": _RatioRule(
+        frozenset({1}),
+        "every draft layer must keep each token (ratio 1)",
+        "use a draft whose layers attend to the whole context",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -160,16 +184,44 @@ def _draft_rules(layout: Layout) -> Iterator[Problem]:
             f"algorithm {spec.algorithm}, draft components: {names}",
             "a pod has draft components exactly when it drafts",
         )
-    if spec.algorithm != "none" and (not spec.draft_ratios or any(spec.draft_ratios)):
+    rule = _RATIO_RULES.get(spec.algorithm)
+    if rule is None:
+        known = render(tuple(_RATIO_RULES))
+        yield Problem("spec.algorithm", spec.algorithm, f"the algorithm must be one of {known}")
+    elif set(spec.draft_ratios) != rule.ratios:
         yield Problem(
             "spec.draft_ratios",
             f"target ratios {render(layout.geometry.compression_ratios)}, "
             f"draft ratios {render(spec.draft_ratios)}",
-            "every draft layer must be window-only (ratio 0)",
-            "use a draft whose layers keep a window and nothing else",
+            rule.text,
+            rule.remedy,
         )
+    if spec.algorithm == "dspark":
+        yield from _whole_context(draft)
     for window in (c for c in draft if c.coverage is Coverage.WINDOW):
         yield from _draft_window(layout, window)
+
+
+def _whole_context(draft: Sequence[Component]) -> Iterator[Problem]:
+    """A DSPARK draft reads keys and values of every token before its block, and nothing else."""
+    fits = [
+        component.coverage is Coverage.HISTORY
+        and component.kind is Kind.KV
+        and component.tokens_per_row == 1
+        and component.space is Space.PAGE
+        for component in draft
+    ]
+    if fits != [True]:
+        yield Problem(
+            "components",
+            render(
+                tuple(
+                    f"{c.name}({c.kind.value} {c.coverage.value} {c.space.value} {c.tokens_per_row})"
+                    for c in draft
+                )
+            ),
+            "a dspark draft has one component: KV history, one token a row, in pages",
+        )
 
 
 def _draft_window(layout: Layout, draft: Component) -> Iterator[Problem]:

@@ -44,11 +44,11 @@ class Parallelism:
 class SpecIdentity:
     """Speculation as negotiated. ``algorithm`` "none" means no draft on this pod."""
 
-    algorithm: str  # "none", "mtp", later "dspark"
+    algorithm: str  # "none", "mtp", "dspark"
     steps: int
     draft_tokens: int  # tokens verified a step
     draft_digest: str
-    draft_ratios: tuple[int, ...]  # compression ratio of each draft layer; window-only means all 0
+    draft_ratios: tuple[int, ...]  # ratio of each draft layer: 0 window-only, 1 every token kept
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,18 @@ class Drafter(Protocol):
     never moved.
     """
 
+    @property
+    def algorithm(self) -> str:
+        """Its name in ``layout.SpecIdentity``."""
+        ...
+
+    @property
+    def captured_layers(self) -> tuple[int, ...]:
+        """Target layers whose residual streams ``observe`` reads instead of the target's result; none
+        for a draft that reads the result.
+        """
+        ...
+
     def propose(self, tasks: Sequence[DraftTask]) -> list[Proposal]:
         """One proposal a task, in order. Writes speculative draft rows above ``kv_len``; they are
         rewritten later.
@@ -51,7 +63,8 @@ class Drafter(Protocol):
     def observe(self, segments: Sequence[Segment], hidden: Tensor) -> None:
         """Bring the draft's state up to date.
 
-        ``hidden`` holds the target's rows for all segments' positions, end to end; ``token_ids`` of
+        ``hidden`` holds the target's rows for all segments' positions, end to end (its result, or
+        what ``HiddenCapture`` collected from ``captured_layers``); ``token_ids`` of
         a segment are the tokens AFTER its positions. The last row of each segment becomes what the
         next proposal starts from.
         """

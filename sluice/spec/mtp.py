@@ -18,11 +18,15 @@ from sluice.spec.distribution import distribution, is_greedy, pick
 from sluice.spec.draft import DraftTask, Proposal
 from sluice.spec.draws import Purpose, uniform
 
+ALGORITHM = "mtp"
 HIDDEN = "draft.hidden"
 
 
 class MtpDrafter:
     """``spec.draft.Drafter`` over a ``DraftModel``; all state lies in ``memory``."""
+
+    algorithm = ALGORITHM
+    captured_layers: tuple[int, ...] = ()  # it reads the target's result
 
     def __init__(self, draft: DraftModel, memory: StateMemory) -> None:
         self._draft = draft

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from sluice.errors import GeometryError
-from sluice.layout.component import Component, Entry, Owner, Space
+from sluice.layout.component import Component, Coverage, Entry, Kind, Owner, Space
 from sluice.layout.consistency import check_layout, live_rows, rows_needed
 from sluice.layout.layout import Layout
 from sluice.layout.negotiate import Refusal, negotiate
@@ -46,6 +46,72 @@ def test_a_draft_that_compresses_is_refused_with_both_ratio_lists() -> None:
     text = problem(replace(layout, spec=replace(layout.spec, draft_ratios=(4,))))
     assert "every draft layer must be window-only" in text
     assert "target ratios 0 4 128 4, draft ratios 4" in text
+
+
+def _dspark(mode: str = "paged") -> Layout:
+    """The small pod with its NextN draft exchanged for a DSPARK one."""
+    layout = layout_of(SMALL, Pod(mode=mode))
+    target = tuple(c for c in layout.components if c.owner is Owner.TARGET)
+    page = layout.geometry.page_tokens
+    entries = tuple(Entry(n, "float32", (2, 2, 8), 128, 0) for n in (4, 5))
+    context = Component(
+        name="draft.kv",
+        owner=Owner.DRAFT,
+        kind=Kind.KV,
+        space=Space.PAGE,
+        coverage=Coverage.HISTORY,
+        tokens_per_row=1,
+        rows_per_item=page,
+        window_tokens=0,
+        num_items=9,
+        entries=entries,
+    )
+    spec = replace(layout.spec, algorithm="dspark", draft_ratios=(1, 1))
+    return replace(layout, spec=spec, components=(*target, context))
+
+
+@pytest.mark.parametrize("mode", ["paged", "unified"])
+def test_a_dspark_draft_keeps_the_whole_context(mode: str) -> None:
+    check_layout(_dspark(mode))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "ratios", "words"),
+    [
+        ("dspark", (0, 0), "every draft layer must keep each token"),
+        ("dspark", (1, 0), "every draft layer must keep each token"),
+        ("mtp", (1, 1), "every draft layer must be window-only"),
+        ("mtp", (), "every draft layer must be window-only"),
+        ("eagle", (1, 1), "the algorithm must be one of none mtp dspark"),
+    ],
+)
+def test_draft_ratios_go_by_algorithm(algorithm: str, ratios: tuple[int, ...], words: str) -> None:
+    layout = _dspark()
+    spec = replace(layout.spec, algorithm=algorithm, draft_ratios=ratios)
+    assert words in problem(replace(layout, spec=spec))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"coverage": Coverage.WINDOW},
+        {"kind": Kind.SWA},
+        {"tokens_per_row": 4},
+        {"space": Space.WINDOW_PAGE},
+    ],
+)
+def test_a_dspark_draft_has_token_rows_of_keys_and_values_in_pages(
+    change: dict[str, object],
+) -> None:
+    text = problem(with_component(_dspark(), "draft.kv", **change))
+    assert "a dspark draft has one component: KV history, one token a row, in pages" in text
+
+
+def test_a_dspark_draft_has_no_second_component() -> None:
+    layout, other = _dspark(), layout_of(SMALL, Pod())
+    extra = tuple(c for c in other.components if c.name == "draft.hidden")
+    text = problem(replace(layout, components=layout.components + extra))
+    assert "a dspark draft has one component" in text
 
 
 def test_a_paged_draft_beside_a_unified_target_is_refused_with_both_geometries() -> None:
