@@ -18,6 +18,7 @@ class SpecConfig:
     """Speculative decoding: ``steps`` drafted tokens a step, ``steps + 1`` verified. 0 = off."""
 
     steps: int = 3
+    topk: int = 1  # alternatives a position; more than one is a tree, which is refused
 
     @property
     def verify_tokens(self) -> int:

@@ -40,7 +40,7 @@ from sluice.layout.layout import Layout
 from sluice.models.base import DraftModel, ModelInfo, TargetModel
 from sluice.pools.backup import check_backup
 from sluice.pools.memory import Memory
-from sluice.spec.commit import commit_by_length
+from sluice.spec.commit import CommittedTarget, check_chain, commit_by_length
 from sluice.spec.mtp import MtpDrafter
 from sluice.types import Request, RequestId, Role, TokenEvent
 
@@ -66,6 +66,7 @@ class EngineCore:
     ) -> None:
         if role is not Role.PREFILL:  # which never retracts: peers read its items
             check_backup(memory)
+        check_chain(spec)
         self.role = role
         self._target = target
         self._memory = memory
@@ -74,7 +75,8 @@ class EngineCore:
         self._drafts = draft is not None and spec.steps > 0
         drafter = MtpDrafter(draft, memory) if draft is not None and self._drafts else None
         window_tokens = draft_window_tokens(memory.components())
-        self._runner = Runner(target, drafter, memory, window_tokens)
+        committed = CommittedTarget(target, memory)
+        self._runner = Runner(committed, target.logits, drafter, memory, window_tokens)
         self._scheduler = Scheduler(role, memory, config, spec.steps if self._drafts else 0)
         self._limits = RequestLimits.of(target.info, config)
         self._eos_ids = frozenset(target.info.eos_token_ids)

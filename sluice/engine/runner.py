@@ -11,8 +11,9 @@ from torch import Tensor
 
 from sluice.engine.batch import DecodeResult, DecodeWork, StepPlan, StepResult
 from sluice.engine.sampler import StepSampler
-from sluice.models.base import ForwardBatch, Segment, TargetModel
+from sluice.models.base import ForwardBatch, Segment
 from sluice.pools.base import StateMemory
+from sluice.spec.commit import CommittedTarget
 from sluice.spec.draft import Drafter, DraftTask, Proposal
 
 NO_DRAFTS = Proposal((), None)
@@ -22,16 +23,24 @@ class Runner:
     """Owns no request state: the plan names everything, the memory holds everything."""
 
     def __init__(
-        self, target: TargetModel, drafter: Drafter | None, memory: StateMemory, draft_window: int
+        self,
+        target: CommittedTarget,
+        logits: Callable[[Tensor], Tensor],
+        drafter: Drafter | None,
+        memory: StateMemory,
+        draft_window: int,
     ) -> None:
         self._target = target
+        self._logits = logits
         self._drafter = drafter
         self._memory = memory
         self._draft_window_tokens = draft_window
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run the step. State is written at its positions; moving ``kv_len`` is not done here."""
+        """Run the step. State is written at its positions, recurrent state is committed; moving
+        ``kv_len`` is not done here.
+        """
         proposals = self._propose(plan.decodes)
         segments = [
             Segment(work.tables, work.tables.kv_len, (work.newest_token, *proposal.token_ids))
@@ -41,8 +50,16 @@ class Runner:
             Segment(work.tables, work.start, work.prompt[work.start : work.stop])
             for work in plan.prefills
         ]
-        hidden = self._target.forward(ForwardBatch.build(segments, self._memory), self._memory)
-        result = self._choose(plan, proposals, hidden)
+        batch = ForwardBatch.build(segments, self._memory)
+        # Without drafts nothing can be rejected, and every segment's state moves on as it is.
+        num_verify = len(proposals) if any(one.token_ids for one in proposals) else 0
+        hidden = self._target.forward(batch, num_verify)
+        try:
+            result = self._choose(plan, proposals, hidden)
+        except BaseException:
+            self._target.discard()
+            raise
+        self._target.commit([decode.accepted for decode in result.decodes])
         if self._drafter is not None:
             self._observe(self._drafter, plan, segments, result, hidden)
         return result
@@ -65,7 +82,7 @@ class Runner:
 
     def _choose(self, plan: StepPlan, proposals: Sequence[Proposal], hidden: Tensor) -> StepResult:
         """Logits of verified rows and of finished prompts' last rows, then the verdicts."""
-        verified = sum(work.num_tokens for work in plan.decodes)
+        verified = sum(len(proposal.token_ids) + 1 for proposal in proposals)
         rows, at = list(range(verified)), verified
         for chunk in plan.prefills:
             at += chunk.stop - chunk.start
@@ -73,13 +90,14 @@ class Runner:
                 rows.append(at - 1)
         if not rows:
             return StepResult((), (None,) * len(plan.prefills))
-        sampler = StepSampler(self._target.logits(hidden[rows]))
+        sampler = StepSampler(self._logits(hidden[rows]))
         row, decodes = 0, []
         for work, proposal in zip(plan.decodes, proposals, strict=True):
             position = work.tables.kv_len + 1
             verdict = sampler.verify(row, position, proposal, work.sampling)
-            decodes.append(DecodeResult(verdict.token_ids, verdict.accepted, work.drafts))
-            row += work.num_tokens
+            drafted = len(proposal.token_ids)
+            decodes.append(DecodeResult(verdict.token_ids, verdict.accepted, drafted))
+            row += drafted + 1
         first_tokens: list[int | None] = []
         for chunk in plan.prefills:
             if chunk.final:
