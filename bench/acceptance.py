@@ -99,7 +99,7 @@ async def measure(
 
     try:
         await pair.ready()
-        await asyncio.gather(*(one(prompt, -1 - i) for i, prompt in enumerate(reversed(prompts))))
+        await asyncio.gather(*(one(prompt, 1000 + i) for i, prompt in enumerate(reversed(prompts))))
         answers = await asyncio.gather(*(one(prompt, i) for i, prompt in enumerate(prompts)))
     finally:
         pair.kill()
