@@ -102,8 +102,10 @@ class DSparkDrafter:
         ]
 
     def _plan(self, tasks: Sequence[DraftTask], block: Block, previous_BS: Tensor) -> list[int]:
-        width = previous_BS.shape[1]
-        confidence_BS = self._draft.confidence(block.hidden_BSD[:, :width], previous_BS)
+        confidence_BS = None
+        if self._planner.wants_confidence:
+            hidden_BSD = block.hidden_BSD[:, : previous_BS.shape[1]]
+            confidence_BS = self._draft.confidence(hidden_BSD, previous_BS)
         return self._planner.lengths(confidence_BS, [task.steps for task in tasks])
 
 

@@ -17,17 +17,24 @@ from torch import Tensor
 class Planner(Protocol):
     """Chooses, for every request of a step, how many drafts to verify."""
 
+    @property
+    def wants_confidence(self) -> bool:
+        """Whether ``lengths`` looks at confidences; if not, none are computed."""
+        ...
+
     def lengths(self, confidence_BS: Tensor | None, limits: Sequence[int]) -> list[int]:
         """One count a request, ``0 .. limits[i]``.
 
-        ``confidence_BS``: probability that a draft stands if those before it do; None without a
-        confidence head.
+        ``confidence_BS``: probability that a draft stands if those before it do; None where the draft
+        has no such head, or nobody wants it.
         """
         ...
 
 
 class StaticPlanner:
     """Always the whole block, up to what the request can still use."""
+
+    wants_confidence = False
 
     def lengths(self, confidence_BS: Tensor | None, limits: Sequence[int]) -> list[int]:
         return list(limits)

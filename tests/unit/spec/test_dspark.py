@@ -130,6 +130,8 @@ def test_observed_rows_become_context() -> None:
 class _OneDraft:
     """A planner that looks at the first draft's confidence and cuts the rest."""
 
+    wants_confidence = True
+
     def __init__(self) -> None:
         self.seen: list[Tensor | None] = []
 
