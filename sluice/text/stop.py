@@ -19,12 +19,14 @@ class StopMatcher:
 
     First completed, as if text came one character at a time, so the cut does not depend on how it
     was chunked; of several completed by the same character the longest wins. Text that may yet
-    turn out to be the beginning of a stop string is held back.
+    turn out to be the beginning of a stop string is held back. With ``include`` the cut is after
+    the stop string.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         assert all(stops), "an empty stop string matches everywhere"
         self._stops = tuple(stops)
+        self._include = include
         self._held = ""
 
     def push(self, text: str) -> Matched:
@@ -34,9 +36,9 @@ class StopMatcher:
             (at + len(stop), at, stop) for stop in self._stops if (at := buffer.find(stop)) >= 0
         ]
         if found:
-            _, at, stop = min(found)
+            end, at, stop = min(found)
             self._held = ""
-            return Matched(buffer[:at], stop)
+            return Matched(buffer[: end if self._include else at], stop)
         keep = self._held_chars(buffer)
         self._held = buffer[len(buffer) - keep :]
         return Matched(buffer[: len(buffer) - keep])

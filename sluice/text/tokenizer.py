@@ -53,27 +53,35 @@ class ModelTokenizer:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(f"{path} can't be read: {error}", stage="start") from error
-        decoder = _read_json(path).get("decoder")
+        decoder = read_json(path).get("decoder")
         if not _is_byte_level(decoder):
             raise UnsupportedModel(
                 f"{path}: decoder {decoder!r} is not ByteLevel",
                 stage="start",
                 remedy="only byte-level BPE tokenizers are served",
             )
-        config = _read_json(model_dir / "tokenizer_config.json")
+        config = read_json(model_dir / "tokenizer_config.json")
         return cls(tokenizer, _eos_ids(model_dir, config, tokenizer), _bos_id(config, tokenizer))
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of ``text``, with bos in front when the model expects one and it is not there yet."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=True).ids
-        if self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
-            ids = [self.bos_token_id, *ids]
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Ids of ``text``, with bos in front when the model expects one and it is not there yet.
+
+        Without ``add_special_tokens`` nothing is added: a chat template writes its own bos.
+        """
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        bos = self.bos_token_id if add_special_tokens else None
+        if bos is not None and ids[:1] != [bos]:
+            ids = [bos, *ids]
         return tuple(ids)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The whole text at once, special tokens left out; what incremental decoding must equal."""
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The whole text at once; without special tokens it is what incremental decoding must equal."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    def token_text(self, token_id: int) -> str:
+        """How the vocabulary spells ``token_id``; empty for an unknown id."""
+        return self._tokenizer.id_to_token(token_id) or ""
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes that ``token_id`` adds to the text: none for special and for unknown ids."""
@@ -108,7 +116,7 @@ def _is_byte_level(decoder: Any) -> bool:
 def _eos_ids(model_dir: Path, config: dict[str, Any], tokenizer: Tokenizer) -> tuple[int, ...]:
     """generation_config.json wins over config.json, and both over the tokenizer's own eos token."""
     for name in ("generation_config.json", "config.json"):
-        ids = _read_json(model_dir / name).get("eos_token_id")
+        ids = read_json(model_dir / name).get("eos_token_id")
         if isinstance(ids, int):
             return (ids,)
         if isinstance(ids, list) and ids:
@@ -124,12 +132,19 @@ def _bos_id(config: dict[str, Any], tokenizer: Tokenizer) -> int | None:
 
 
 def _token_id(token: Any, tokenizer: Tokenizer) -> int | None:
-    content = token.get("content") if isinstance(token, dict) else token
-    id_: int | None = tokenizer.token_to_id(content) if isinstance(content, str) else None
+    text = token_text(token)
+    id_: int | None = None if text is None else tokenizer.token_to_id(text)
     return id_
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def token_text(token: Any) -> str | None:
+    """A token of tokenizer_config.json: its text, or an object that holds it."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in ``path``; empty when there is none. Raises `CheckpointError`."""
     if not path.is_file():
         return {}
     try:

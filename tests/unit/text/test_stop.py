@@ -22,8 +22,10 @@ def _by_character(text: str, stops: list[str]) -> tuple[str, str | None]:
     return text, None
 
 
-def _streamed(pieces: list[str], stops: list[str]) -> tuple[str, str | None]:
-    matcher, out = StopMatcher(stops), ""
+def _streamed(
+    pieces: list[str], stops: list[str], *, include: bool = False
+) -> tuple[str, str | None]:
+    matcher, out = StopMatcher(stops, include=include), ""
     for piece in pieces:
         matched = matcher.push(piece)
         out += matched.text
@@ -54,6 +56,12 @@ def test_stop_across_three_pushes() -> None:
     assert matcher.push("one E") == Matched("one ")
     assert matcher.push("N") == Matched("")
     assert matcher.push("D two") == Matched("", "END")
+
+
+@given(st.lists(_TEXT, max_size=8), _STOPS)
+def test_included_the_stop_ends_the_text(pieces: list[str], stops: list[str]) -> None:
+    text, stop = _by_character("".join(pieces), stops)
+    assert _streamed(pieces, stops, include=True) == (text + (stop or ""), stop)
 
 
 def test_held_text_comes_out_when_it_was_no_stop() -> None:

@@ -41,6 +41,21 @@ def test_bos_is_added_once_where_wanted(tmp_path: Path) -> None:
     assert tokenizer.encode("") == (0,)
 
 
+def test_no_bos_on_top_of_a_chat_templates_own(tmp_path: Path) -> None:
+    tokenizer = ModelTokenizer.load(_write(tmp_path, add_bos_token=True, bos_token="<s>"))
+    assert tokenizer.encode("<s>some", add_special_tokens=False) == tokenizer.encode("some")
+    assert 0 not in tokenizer.encode("some", add_special_tokens=False)
+
+
+def test_special_tokens_in_the_decoded_text_on_request(tmp_path: Path) -> None:
+    tokenizer = ModelTokenizer.load(_write(tmp_path, add_bos_token=True, bos_token="<s>"))
+    ids = tokenizer.encode("some é")
+    assert tokenizer.decode(ids) == "some é"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<s>some é"
+    assert tokenizer.token_text(0) == "<s>"
+    assert tokenizer.token_text(99_999) == ""
+
+
 def test_no_bos_where_the_folder_does_not_ask_for_it(tmp_path: Path) -> None:
     tokenizer = ModelTokenizer.load(_write(tmp_path, add_bos_token=False, bos_token="<s>"))
     assert tokenizer.encode("") == ()

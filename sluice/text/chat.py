@@ -1,0 +1,135 @@
+"""The chat template of a model folder: messages in, one prompt out.
+
+A template comes with the weights, so it runs in Jinja's immutable sandbox, with the few names that templates
+of published models rely on (Hugging Face `transformers`, "Chat templates"): `raise_exception`, `tojson`
+without HTML escapes, `strftime_now`, loop controls, the `generation` block, and the special tokens.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from sluice.errors import BadRequest, CheckpointError
+from sluice.text.tokenizer import read_json, token_text
+
+FILE = "chat_template.jinja"
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn. ``name`` and ``reasoning_content`` reach the template only when they are given."""
+
+    role: str
+    content: str
+    name: str | None = None
+    reasoning_content: str | None = None
+
+    def fields(self) -> dict[str, str]:
+        """What the template sees."""
+        given = {"name": self.name, "reasoning_content": self.reasoning_content}
+        extra = {name: value for name, value in given.items() if value is not None}
+        return {"role": self.role, "content": self.content, **extra}
+
+
+class ChatTemplate:
+    """One compiled template. Immutable; safe to share between threads."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], name: str = FILE) -> None:
+        """Raises `CheckpointError` for a template that doesn't compile."""
+        self._special_tokens = dict(special_tokens)
+        # A template that never heard of this role would print it as one the model never saw.
+        self._knows_developer = "developer" in source
+        try:
+            self._template = _environment().from_string(source)
+        except TemplateSyntaxError as error:
+            raise CheckpointError(
+                f"{name}, line {error.lineno}: {error.message}",
+                stage="start",
+                remedy="repair the chat template in the model folder",
+            ) from error
+
+    @classmethod
+    def load(cls, model_dir: Path) -> ChatTemplate | None:
+        """The folder's template: chat_template.jinja, else tokenizer_config.json's; None without."""
+        config = read_json(model_dir / "tokenizer_config.json")
+        path = model_dir / FILE
+        if path.is_file():
+            return cls(path.read_text(encoding="utf-8"), _special_tokens(config), str(path))
+        source = _default_template(config.get("chat_template"))
+        if source is None:
+            return None
+        name = f"{model_dir / 'tokenizer_config.json'}: chat_template"
+        return cls(source, _special_tokens(config), name)
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """The prompt. Raises `BadRequest` when the template refuses the messages."""
+        turns = [message.fields() for message in messages]
+        if not self._knows_developer:
+            for turn in turns:
+                turn["role"] = "system" if turn["role"] == "developer" else turn["role"]
+        try:
+            return self._template.render(
+                messages=turns, add_generation_prompt=add_generation_prompt, **self._special_tokens
+            )
+        # A template is the model author's program: it fails in any way that a program can.
+        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise BadRequest(
+                f"the chat template refuses these messages: {error}", field="messages"
+            ) from error
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", _GenerationBlock],
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return environment
+
+
+class _GenerationBlock(Extension):
+    """Marks the assistant's tokens for training; here it prints what it holds."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _default_template(value: Any) -> str | None:
+    """One template, or the one called "default" of a list of named ones."""
+    if isinstance(value, str):
+        return value
+    named = value if isinstance(value, list) else []
+    for entry in named:
+        if isinstance(entry, dict) and entry.get("name") == "default":
+            return _default_template(entry.get("template"))
+    return None
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token and their like, as text."""
+    texts = {name: token_text(value) for name, value in config.items() if name.endswith("_token")}
+    return {name: text for name, text in texts.items() if text is not None}
