@@ -62,7 +62,7 @@ def test_observe_keeps_each_segments_last_row_and_the_chain_starts_from_it() -> 
     assert draft.calls == [[("a", 3, (7, 8), 1.0), ("b", 8, (9,), 6.0)]]
 
     draft.calls.clear()
-    proposals = drafter.propose([DraftTask(a, 3, Sampling()), DraftTask(b, 3, Sampling())])
+    proposals = drafter.propose([DraftTask(a, 3, Sampling(), 0), DraftTask(b, 3, Sampling(), 0)])
     # Kept rows are 2 + 1 and 6 + 1; a chain of S drafts needs S - 1 forwards, from position kv_len on.
     assert [p.token_ids for p in proposals] == [(3, 4, 5), (7, 8, 9)]
     assert draft.calls == [
@@ -77,7 +77,7 @@ def test_requests_with_fewer_steps_leave_the_batch_early() -> None:
     a, b, c = _open(memory, "a", 5), _open(memory, "b", 9), _open(memory, "c", 2)
     drafter.observe([Segment(t, 0, (1,)) for t in (a, b, c)], torch.tensor([[1.0, 0]] * 3))
     draft.calls.clear()
-    tasks = [DraftTask(t, steps, Sampling()) for t, steps in ((a, 0), (b, 3), (c, 1))]
+    tasks = [DraftTask(t, steps, Sampling(), 0) for t, steps in ((a, 0), (b, 3), (c, 1))]
     assert [p.token_ids for p in drafter.propose(tasks)] == [(), (2, 3, 4), (2,)]
     assert [[call[0] for call in calls] for calls in draft.calls] == [["b"], ["b"]]
 
@@ -85,7 +85,7 @@ def test_requests_with_fewer_steps_leave_the_batch_early() -> None:
 def test_nothing_to_draft_runs_nothing() -> None:
     memory, draft = _memory(), RecordingDraft()
     a = _open(memory, "a", 5)
-    proposals = MtpDrafter(draft, memory).propose([DraftTask(a, 0, Sampling())])
+    proposals = MtpDrafter(draft, memory).propose([DraftTask(a, 0, Sampling(), 0)])
     assert proposals[0].token_ids == ()
     assert draft.calls == []
 
@@ -96,12 +96,12 @@ def test_sampled_chains_report_the_distribution_they_drew_from() -> None:
     a, b = _open(memory, "a", 1), _open(memory, "b", 1)
     drafter.observe([Segment(t, 0, (1,)) for t in (a, b)], torch.tensor([[3.0, 0], [4.0, 0]]))
     warm = Sampling(temperature=0.8, top_k=4, seed=9)
-    sampled, greedy = drafter.propose([DraftTask(a, 2, warm), DraftTask(b, 2, Sampling())])
+    sampled, greedy = drafter.propose([DraftTask(a, 2, warm, 0), DraftTask(b, 2, Sampling(), 0)])
     assert greedy.q_SV is None
     assert sampled.q_SV is not None
     assert sampled.q_SV.shape == (2, VOCAB)
     row = memory.buffer("draft.hidden", 0)[a.slot : a.slot + 1]
     assert torch.equal(sampled.q_SV[:1], distribution(draft.logits(row), [warm]))
     assert float(sampled.q_SV[0, sampled.token_ids[0]]) > 0
-    alone = drafter.propose([DraftTask(a, 2, warm)])[0]
+    alone = drafter.propose([DraftTask(a, 2, warm, 0)])[0]
     assert alone.token_ids == sampled.token_ids
