@@ -12,7 +12,7 @@ import time
 
 from sluice.config import EngineConfig, PoolConfig, SpecConfig
 from sluice.engine.batch import DecodeResult, DecodeWork, PrefillWork, StepPlan, StepResult
-from sluice.engine.describe import describe_layout
+from sluice.engine.describe import DraftIdentity, describe_layout
 from sluice.engine.limits import RequestLimits
 from sluice.engine.outputs import (
     ChunkReady,
@@ -38,10 +38,11 @@ from sluice.errors import (
 )
 from sluice.layout.layout import Layout
 from sluice.models.base import DraftModel, ModelInfo, TargetModel
+from sluice.models.dspark.model import DSparkDraft
 from sluice.pools.backup import check_backup
 from sluice.pools.memory import Memory
+from sluice.spec.build import build_drafter, draft_digest
 from sluice.spec.commit import CommittedTarget, check_chain, commit_by_length
-from sluice.spec.mtp import MtpDrafter
 from sluice.types import Request, RequestId, Role, TokenEvent
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class EngineCore:
         self,
         role: Role,
         target: TargetModel,
-        draft: DraftModel | None,
+        draft: DraftModel | DSparkDraft | None,
         memory: Memory,
         spec: SpecConfig,
         config: EngineConfig,
@@ -72,8 +73,12 @@ class EngineCore:
         self._memory = memory
         self._spec = spec
         self._pool = pool
-        self._drafts = draft is not None and spec.steps > 0
-        drafter = MtpDrafter(draft, memory) if draft is not None and self._drafts else None
+        drafter, self._draft_identity = None, None
+        if draft is not None and spec.steps > 0:
+            drafter = build_drafter(draft, memory, spec.steps)
+            digest = draft_digest(draft, target.info)
+            self._draft_identity = DraftIdentity(drafter.algorithm, digest)
+        self._drafts = drafter is not None
         window_tokens = draft_window_tokens(memory.components())
         committed = CommittedTarget(target, memory)
         self._runner = Runner(committed, target.logits, drafter, memory, window_tokens)
@@ -95,8 +100,9 @@ class EngineCore:
     def layout(self) -> Layout:
         """Everything negotiation compares about this pod."""
         components = self._memory.components()
-        spec = self._spec if self._drafts else SpecConfig(steps=0)
-        return describe_layout(self.role, self.info, self._pool, spec, components)
+        return describe_layout(
+            self.role, self.info, self._pool, self._spec, components, self._draft_identity
+        )
 
     # ---- commands, between steps
 

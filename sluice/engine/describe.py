@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sluice.config import PoolConfig, SpecConfig
 from sluice.layout.component import Component, Coverage, Kind, Owner
@@ -13,14 +14,23 @@ from sluice.types import Role
 BYTE_LAYOUT = "rows"
 
 
+@dataclass(frozen=True)
+class DraftIdentity:
+    """Which draft a pod runs: how it drafts, and the digest of its weights."""
+
+    algorithm: str
+    digest: str
+
+
 def describe_layout(
     role: Role,
     info: ModelInfo,
     pool: PoolConfig,
     spec: SpecConfig,
     components: Sequence[Component],
+    draft: DraftIdentity | None,
 ) -> Layout:
-    """``spec`` with 0 steps means that this pod runs no draft."""
+    """``draft`` None: this pod runs no draft, whatever ``spec`` says."""
     rings = [c.rows_per_item for c in components if c.kind is Kind.SWA_RING]
     return Layout(
         role=role.value,
@@ -40,28 +50,29 @@ def describe_layout(
             byte_layout=BYTE_LAYOUT,
         ),
         parallelism=Parallelism(),
-        spec=_spec_identity(info, spec, components),
+        spec=_spec_identity(spec, components, draft),
         components=tuple(components),
     )
 
 
 def _spec_identity(
-    info: ModelInfo, spec: SpecConfig, components: Sequence[Component]
+    spec: SpecConfig, components: Sequence[Component], draft: DraftIdentity | None
 ) -> SpecIdentity:
-    if spec.steps == 0:
+    if draft is None:
         return SpecIdentity(
             algorithm="none", steps=0, draft_tokens=1, draft_digest="", draft_ratios=()
         )
-    layers = {
-        entry.layer_id
+    # The pools have refused any other draft than one that keeps windows or one that keeps each token.
+    ratios = {
+        entry.layer_id: component.tokens_per_row if component.coverage is Coverage.HISTORY else 0
         for component in components
         if component.owner is Owner.DRAFT and component.coverage is not Coverage.LAST
         for entry in component.entries
     }
     return SpecIdentity(
-        algorithm="mtp",
+        algorithm=draft.algorithm,
         steps=spec.steps,
         draft_tokens=spec.verify_tokens,
-        draft_digest=info.draft_digest,
-        draft_ratios=(0,) * len(layers),  # the pools have refused any other draft
+        draft_digest=draft.digest,
+        draft_ratios=tuple(ratios[layer] for layer in sorted(ratios)),
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 from sluice.engine.batch import DecodeResult, DecodeWork, StepPlan, StepResult
 from sluice.engine.sampler import StepSampler
 from sluice.models.base import ForwardBatch, Segment
+from sluice.models.capture import HiddenCapture
 from sluice.pools.base import StateMemory
 from sluice.spec.commit import CommittedTarget
 from sluice.spec.draft import Drafter, DraftTask, Proposal
@@ -53,7 +54,8 @@ class Runner:
         batch = ForwardBatch.build(segments, self._memory)
         # Without drafts nothing can be rejected, and every segment's state moves on as it is.
         num_verify = len(proposals) if any(one.token_ids for one in proposals) else 0
-        hidden = self._target.forward(batch, num_verify)
+        capture = self._capture()
+        hidden = self._target.forward(batch, num_verify, capture)
         try:
             result = self._choose(plan, proposals, hidden)
         except BaseException:
@@ -61,7 +63,8 @@ class Runner:
             raise
         self._target.commit([decode.accepted for decode in result.decodes])
         if self._drafter is not None:
-            self._observe(self._drafter, plan, segments, result, hidden)
+            streams = hidden if capture is None else capture.hidden()
+            self._observe(self._drafter, plan, segments, result, streams)
         return result
 
     def fence(self) -> Callable[[], None]:
@@ -77,8 +80,16 @@ class Runner:
         if self._drafter is None or not decodes:
             return [NO_DRAFTS for _ in decodes]
         return self._drafter.propose(
-            [DraftTask(work.tables, work.drafts, work.sampling) for work in decodes]
+            [
+                DraftTask(work.tables, work.drafts, work.sampling, work.newest_token)
+                for work in decodes
+            ]
         )
+
+    def _capture(self) -> HiddenCapture | None:
+        """One a forward, for a draft that reads streams between the target's layers."""
+        layers = () if self._drafter is None else self._drafter.captured_layers
+        return HiddenCapture(layers) if layers else None
 
     def _choose(self, plan: StepPlan, proposals: Sequence[Proposal], hidden: Tensor) -> StepResult:
         """Logits of verified rows and of finished prompts' last rows, then the verdicts."""
@@ -115,8 +126,8 @@ class Runner:
         result: StepResult,
         hidden: Tensor,
     ) -> None:
-        """The draft re-reads accepted rows with the target's true streams, and a prompt's last
-        window.
+        """The draft re-reads accepted rows with the target's true streams, and of a prompt what its
+        window can see.
         """
         observed: list[Segment] = []
         rows: list[int] = []

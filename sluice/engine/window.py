@@ -20,11 +20,11 @@ def window_floor(components: Sequence[Component], length: int) -> int:
 
 
 def draft_window_tokens(components: Sequence[Component]) -> int:
-    """How many of a prompt's last rows the draft sees: W of its window, or every row there can be
-    where it keeps a history; 0 without a draft.
+    """How many of a prompt's last rows the draft sees: W of its window, every row there can be where
+    it keeps a history, one where it keeps the newest token's row only; 0 without a draft.
     """
     drafts = [component for component in components if component.owner is Owner.DRAFT]
     if any(component.coverage is Coverage.HISTORY for component in drafts):
         return sys.maxsize
     windows = [c.window_tokens for c in drafts if c.coverage is Coverage.WINDOW]
-    return max(windows, default=0)
+    return max((*windows, *(1 for c in drafts if c.coverage is Coverage.LAST)), default=0)

@@ -11,8 +11,11 @@ import torch
 
 from sluice.errors import ConfigError, UnsupportedModel
 from sluice.models.base import DraftModel, TargetModel
+from sluice.models.capture import ReadableTarget
 from sluice.models.deepseek_v4.config import ARCHITECTURE as DEEPSEEK_V4
 from sluice.models.deepseek_v4.load import load_deepseek_v4
+from sluice.models.dspark.load import draft_folder, load_dspark
+from sluice.models.dspark.model import DSparkDraft
 from sluice.models.kimi_linear.config import ARCHITECTURE as KIMI_LINEAR
 from sluice.models.kimi_linear.load import load_kimi_linear
 from sluice.models.llama.config import LLAMA, QWEN3
@@ -21,10 +24,13 @@ from sluice.models.llama.load import load_llama
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A target and, where its checkpoint has one and it was asked for, its draft."""
+    """A target and, where its checkpoint has one and it was asked for, its draft.
+
+    A NextN layer is among the checkpoint's tensors, a DSPARK draft in a folder ``dspark/`` inside it.
+    """
 
     target: TargetModel
-    draft: DraftModel | None
+    draft: DraftModel | DSparkDraft | None
 
 
 Loader = Callable[[Path, torch.dtype, str, bool], LoadedModel]
@@ -36,11 +42,20 @@ def _deepseek_v4(folder: Path, dtype: torch.dtype, device: str, draft: bool) -> 
 
 
 def _llama(folder: Path, dtype: torch.dtype, device: str, draft: bool) -> LoadedModel:
-    return LoadedModel(load_llama(folder, dtype=dtype, device=device), None)
+    target = load_llama(folder, dtype=dtype, device=device)
+    return LoadedModel(target, _dspark(folder, target, dtype, device) if draft else None)
 
 
 def _kimi_linear(folder: Path, dtype: torch.dtype, device: str, draft: bool) -> LoadedModel:
-    return LoadedModel(load_kimi_linear(folder, dtype=dtype, device=device), None)
+    target = load_kimi_linear(folder, dtype=dtype, device=device)
+    return LoadedModel(target, _dspark(folder, target, dtype, device) if draft else None)
+
+
+def _dspark(
+    folder: Path, target: ReadableTarget, dtype: torch.dtype, device: str
+) -> DSparkDraft | None:
+    where = draft_folder(folder)
+    return None if where is None else load_dspark(where, target, dtype=dtype, device=device)
 
 
 LOADERS: Mapping[str, Loader] = {

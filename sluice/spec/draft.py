@@ -24,7 +24,7 @@ class DraftTask:
     tables: RequestTables
     steps: int
     sampling: Sampling
-    newest_token: int = 0  # the known token at ``kv_len``; a block draft starts from it
+    newest_token: int  # the known token at ``kv_len``; a block draft starts from it
 
 
 @dataclass(frozen=True)

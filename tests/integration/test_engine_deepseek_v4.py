@@ -5,7 +5,6 @@ aggregated.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,13 +14,11 @@ import torch
 from sluice.config import EngineConfig, PoolConfig, PoolMode, SpecConfig
 from sluice.engine.build import build_engine
 from sluice.engine.core import EngineCore
-from sluice.engine.outputs import ChunkReady, Reserved
 from sluice.layout.component import Owner
 from sluice.models.registry import LoadedModel, load_model
 from sluice.pools.memory import build_memory
 from sluice.types import Request, RequestId, Role, Sampling
-from tests.unit.engine.driving import Story, run_all, run_until_idle, tell
-from tests.unit.engine.toy_model import copy_state
+from tests.unit.engine.driving import Story, hand_over, run_all
 
 MODEL = Path(__file__).parents[2] / "models" / "tiny-dsv4"
 MODES = list(PoolMode)
@@ -111,53 +108,6 @@ def test_batched_equals_alone(mode: PoolMode, sampling: Sampling) -> None:
         assert run_all(core, [one])[one.request_id] == expected
 
 
-def _hand_over(
-    requests: Sequence[Request],
-    prefill: EngineCore,
-    decode: EngineCore,
-    *,
-    with_draft: bool = True,
-    retract_every: int = 0,
-) -> dict[RequestId, Story]:
-    chunks: dict[RequestId, ChunkReady] = {}
-    for one in requests:
-        prefill.submit(one, lambda chunk: chunks.__setitem__(chunk.request_id, chunk))
-        decode.submit(one)
-    run_until_idle(prefill)
-    reservations = {
-        o.request_id: o.reservation for o in run_until_idle(decode) if isinstance(o, Reserved)
-    }
-    for one in requests:
-        name, chunk = one.request_id, chunks[one.request_id]
-        assert chunk.first_token is not None
-        target = reservations[name].tables
-        copy_state(
-            prefill.memory,
-            chunk.tables,
-            decode.memory,
-            target,
-            len(one.prompt),
-            with_draft=with_draft,
-        )
-        prefill.release(name)
-        decode.adopt(name, chunk.first_token, draft_valid=with_draft)
-    stories: dict[RequestId, Story] = {}
-    tell(stories, decode.drain())
-    for count in itertools.count():
-        if retract_every and count % retract_every == 0:
-            # The newest first: they come back oldest first, so into one another's items.
-            for request in sorted(decode._scheduler._running, key=lambda r: -r.number):
-                decode.retract(request.request_id)
-            assert decode.memory.at_baseline()
-        worked = decode.step()
-        tell(stories, decode.drain())
-        if not worked:
-            break
-    assert prefill.memory.at_baseline()
-    assert decode.memory.at_baseline()
-    return stories
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("budget", [100, 4096])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -165,7 +115,7 @@ def test_disaggregated_equals_aggregated_in_tokens_and_accepted_counts(
     mode: PoolMode, budget: int, sampling: Sampling
 ) -> None:
     prefill = _core(mode, Role.PREFILL, budget=budget)
-    stories = _hand_over(_requests(sampling), prefill, _core(mode, Role.DECODE))
+    stories = hand_over(_requests(sampling), prefill, _core(mode, Role.DECODE))
     assert stories == _aggregated(mode, sampling)
 
 
@@ -176,7 +126,7 @@ def test_retraction_in_the_middle_changes_neither_tokens_nor_accepted_counts(
 ) -> None:
     """Everybody is off the memory before the first decode step and after every second one."""
     prefill, decode = _core(mode, Role.PREFILL), _core(mode, Role.DECODE)
-    stories = _hand_over(_requests(sampling), prefill, decode, retract_every=2)
+    stories = hand_over(_requests(sampling), prefill, decode, retract_every=2)
     assert stories == _aggregated(mode, sampling)
     assert decode.stats().retractions >= 2 * len(LENGTHS)
 
@@ -184,7 +134,7 @@ def test_retraction_in_the_middle_changes_neither_tokens_nor_accepted_counts(
 @pytest.mark.parametrize("mode", MODES)
 def test_without_the_draft_component_tokens_are_equal_and_drafting_resumes(mode: PoolMode) -> None:
     prefill, decode = _core(mode, Role.PREFILL), _core(mode, Role.DECODE)
-    stories = _hand_over(_requests(), prefill, decode, with_draft=False)
+    stories = hand_over(_requests(), prefill, decode, with_draft=False)
     assert _tokens(stories) == _tokens(_plain())
     for story in stories.values():
         assert story.accepted[1] is None

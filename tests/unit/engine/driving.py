@@ -4,13 +4,15 @@ said.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sluice.engine.core import EngineCore
-from sluice.engine.outputs import Failed, Output
+from sluice.engine.outputs import ChunkReady, Failed, Output, Reserved
 from sluice.errors import SluiceError
 from sluice.types import FinishReason, Request, RequestId, TokenEvent
+from tests.unit.engine.toy_model import copy_state
 
 MAX_STEPS = 5000
 
@@ -52,4 +54,54 @@ def run_all(core: EngineCore, requests: Sequence[Request]) -> dict[RequestId, St
     stories: dict[RequestId, Story] = {}
     tell(stories, run_until_idle(core))
     assert core.memory.at_baseline()
+    return stories
+
+
+def hand_over(
+    requests: Sequence[Request],
+    prefill: EngineCore,
+    decode: EngineCore,
+    *,
+    with_draft: bool = True,
+    retract_every: int = 0,
+) -> dict[RequestId, Story]:
+    """Prompts on one engine, answers on the other. With ``retract_every`` n everybody is taken off the
+    memory before the first decode step and after every n-th one.
+    """
+    chunks: dict[RequestId, ChunkReady] = {}
+    for one in requests:
+        prefill.submit(one, lambda chunk: chunks.__setitem__(chunk.request_id, chunk))
+        decode.submit(one)
+    run_until_idle(prefill)
+    reservations = {
+        o.request_id: o.reservation for o in run_until_idle(decode) if isinstance(o, Reserved)
+    }
+    for one in requests:
+        name, chunk = one.request_id, chunks[one.request_id]
+        assert chunk.first_token is not None
+        target = reservations[name].tables
+        copy_state(
+            prefill.memory,
+            chunk.tables,
+            decode.memory,
+            target,
+            len(one.prompt),
+            with_draft=with_draft,
+        )
+        prefill.release(name)
+        decode.adopt(name, chunk.first_token, draft_valid=with_draft)
+    stories: dict[RequestId, Story] = {}
+    tell(stories, decode.drain())
+    for count in itertools.count():
+        if retract_every and count % retract_every == 0:
+            # The newest first: they come back oldest first, so into one another's items.
+            for request in sorted(decode._scheduler._running, key=lambda r: -r.number):
+                decode.retract(request.request_id)
+            assert decode.memory.at_baseline()
+        worked = decode.step()
+        tell(stories, decode.drain())
+        if not worked:
+            break
+    assert prefill.memory.at_baseline()
+    assert decode.memory.at_baseline()
     return stories

@@ -172,14 +172,20 @@ class OracleDraft:
     """
 
     def __init__(
-        self, truth: Mapping[RequestId, Sequence[int]], right: Callable[[int], bool]
+        self,
+        truth: Mapping[RequestId, Sequence[int]],
+        right: Callable[[int], bool],
+        *,
+        vocab_size: int = VOCAB,
+        needs: Sequence[BufferSpec] = DRAFT_NEEDS,
     ) -> None:
+        self._vocab_size, self._needs = vocab_size, tuple(needs)
         self._ids = list(truth)
         self._truth = truth
         self._right = right
 
     def state_needs(self, kv_dtype: str) -> tuple[BufferSpec, ...]:
-        return DRAFT_NEEDS
+        return self._needs
 
     def forward(self, batch: ForwardBatch, hidden: Tensor, memory: StateMemory) -> Tensor:
         rows = [
@@ -190,11 +196,11 @@ class OracleDraft:
         return torch.tensor(rows, dtype=torch.float32)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        out = torch.zeros(len(hidden), VOCAB)
+        out = torch.zeros(len(hidden), self._vocab_size)
         for i, (number, row) in enumerate(hidden.long().tolist()):
             truth, position = self._truth[self._ids[number]], row + 2
             token = truth[position] if position < len(truth) else 0
-            out[i, token if self._right(position) else (token + 1) % VOCAB] = 1.0
+            out[i, token if self._right(position) else (token + 1) % self._vocab_size] = 1.0
         return out
 
 
