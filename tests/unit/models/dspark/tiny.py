@@ -11,7 +11,7 @@ from torch import Tensor
 from sluice.config import PoolConfig
 from sluice.errors import CheckpointError
 from sluice.models.base import ForwardBatch, ModelInfo, Segment
-from sluice.models.capture import HiddenCapture
+from sluice.models.capture import HiddenCapture, ReadableTarget
 from sluice.models.config_fields import ConfigFields
 from sluice.models.dspark.config import parse_config
 from sluice.models.dspark.model import DSparkDraft
@@ -110,7 +110,7 @@ def make_target(seed: int = 1, **changes: object) -> tuple[LlamaTarget, dict[str
 class Pair:
     """A target, its draft, and what they were made from."""
 
-    target: LlamaTarget
+    target: ReadableTarget
     draft: DSparkDraft
     raw: Mapping[str, object]
     tensors: Mapping[str, Tensor]
@@ -119,11 +119,16 @@ class Pair:
 
 def make_pair(**changes: object) -> Pair:
     target, target_tensors = make_target()
+    return replace(pair_on(target, **changes), target_tensors=target_tensors)
+
+
+def pair_on(target: ReadableTarget, **changes: object) -> Pair:
+    """A draft for any target; the changes must make it fit."""
     raw = {**DRAFT_CONFIG, **changes}
     config = parse_config(raw)
     source = Tensors(2)
     draft = DSparkDraft(config, read_draft(source, config), target, "digest")
-    return Pair(target, draft, raw, source.made, target_tensors)
+    return Pair(target, draft, raw, source.made, {})
 
 
 def shallower(pair: Pair, layers: int) -> LlamaTarget:
