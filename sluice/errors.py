@@ -141,8 +141,10 @@ class IllegalTransition(InternalError):
     pass
 
 
-def as_sluice_error(error: BaseException, *, stage: str) -> SluiceError:
-    """The error itself if it is ours, else an ``InternalError`` that names it."""
+def as_sluice_error(error: BaseException, *, stage: str = "") -> SluiceError:
+    """``error`` itself when it is typed, ``DeadlineExceeded`` for a time-out; anything else is a bug of ours."""
     if isinstance(error, SluiceError):
         return error
+    if isinstance(error, TimeoutError):
+        return DeadlineExceeded(str(error) or "time is up", stage=stage)
     return InternalError(f"{type(error).__name__}: {error}", stage=stage)

@@ -23,6 +23,7 @@ from sluice.errors import (
     PeerLost,
     SluiceError,
     StaleEpoch,
+    as_sluice_error,
 )
 from sluice.rpc.convert import failure_from_pb, failure_to_pb
 from sluice.v1 import layout_pb2
@@ -46,15 +47,6 @@ class _Context(Protocol):
     async def abort(
         self, code: grpc.StatusCode, details: str, trailing_metadata: tuple[tuple[str, bytes], ...]
     ) -> NoReturn: ...
-
-
-def as_sluice_error(error: Exception) -> SluiceError:
-    """``error`` itself when typed; anything else is a bug of ours and becomes `InternalError`."""
-    if isinstance(error, SluiceError):
-        return error
-    if isinstance(error, TimeoutError):
-        return DeadlineExceeded(str(error) or "time is up")
-    return InternalError(f"{type(error).__name__}: {error}")
 
 
 def status_of(error: SluiceError) -> grpc.StatusCode:

@@ -7,8 +7,8 @@ import pytest
 from grpc import aio
 
 from sluice import errors
-from sluice.errors import InternalError, Overloaded, PeerLost, SluiceError
-from sluice.rpc.status import FAILURE_KEY, as_sluice_error, error_of, failure_metadata, status_of
+from sluice.errors import InternalError, Overloaded, PeerLost, SluiceError, as_sluice_error
+from sluice.rpc.status import FAILURE_KEY, error_of, failure_metadata, status_of
 
 
 def _all_errors(root: type[SluiceError]) -> list[type[SluiceError]]:
