@@ -96,9 +96,9 @@ def _chunk(state_HKV: Tensor, writes: Writes, q_cHK: Tensor) -> tuple[Tensor, Te
     seen_Hcc, own_Hcc = _pairs(q, k, total_HcK)
     # d_i = beta_i (v_i - S^T k_i e^{G_i} - sum_{j<i} <k_i, k_j e^{G_i - G_j}> d_j)
     wanted_HcV = beta_Hc1 * (v - (k * grown_HcK) @ state_HKV)
-    unit_lower = torch.eye(k.shape[1], dtype=k.dtype, device=k.device) + beta_Hc1 * own_Hcc
+    # The solver takes the diagonal for ones and reads nothing above it.
     change_HcV = torch.linalg.solve_triangular(
-        unit_lower, wanted_HcV, upper=False, unitriangular=True
+        beta_Hc1 * own_Hcc, wanted_HcV, upper=False, unitriangular=True
     )
     out_HcV = (q * grown_HcK) @ state_HKV + seen_Hcc @ change_HcV
     left_HcK = (total_HcK[:, -1:] - total_HcK).exp()
@@ -107,12 +107,12 @@ def _chunk(state_HKV: Tensor, writes: Writes, q_cHK: Tensor) -> tuple[Tensor, Te
 
 
 def _pairs(q_HcK: Tensor, k_HcK: Tensor, total_HcK: Tensor) -> tuple[Tensor, Tensor]:
-    """Decayed products of token i with tokens j: of its query (j <= i), and of its key (j < i)."""
+    """Decayed products of token i with tokens j: of its query, and of its key; 0 where j > i."""
     count = k_HcK.shape[1]
     later = torch.ones(count, count, dtype=torch.bool, device=k_HcK.device).triu(1)
     gap_HccK = total_HcK.unsqueeze(2) - total_HcK.unsqueeze(1)
     gap_HccK = gap_HccK.masked_fill(later.unsqueeze(-1), float("-inf"))
     reach_HccK = gap_HccK.exp() * k_HcK.unsqueeze(1)
     seen_Hcc = (reach_HccK @ q_HcK.unsqueeze(-1)).squeeze(-1)
-    own_Hcc = (reach_HccK @ k_HcK.unsqueeze(-1)).squeeze(-1).tril(-1)
+    own_Hcc = (reach_HccK @ k_HcK.unsqueeze(-1)).squeeze(-1)
     return seen_Hcc, own_Hcc

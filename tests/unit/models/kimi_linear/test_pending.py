@@ -134,6 +134,15 @@ def test_steps_with_commits_go_on_like_serial_decode(driver: Driver) -> None:
     driver.memory.close(spec)
 
 
+def test_a_single_prompt_token_beside_wider_blocks(driver: Driver) -> None:
+    """It shares the verified rows' rectangle; padding its row must not move its state further."""
+    verified, plain, alone = (driver.open(prompt(n)) for n in (9, 20, 20))
+    _, pending = driver.verify([(verified, _block(9)), (plain, _block(20)[:1])], num_verify=1)
+    pending.commit([2])
+    driver.feed([(alone, _block(20)[:1])])
+    assert driver.state(plain).equals(driver.state(alone))
+
+
 def test_a_verify_from_the_very_start(driver: Driver) -> None:
     """No token came before: what the slot holds (NaN here) is not read."""
     tables = driver.open()
