@@ -92,6 +92,7 @@ class KimiLinearTarget(RecurrentTarget):
                 f"{num_verify} of {len(batch.segments)} segments to verify", stage="verify"
             )
         hidden_TD, pending = self._run(batch, memory, num_verify, capture)
+        assert pending is not None
         self._pending[memory] = pending
         return hidden_TD, pending
 
@@ -108,7 +109,7 @@ class KimiLinearTarget(RecurrentTarget):
         memory: StateMemory,
         num_verify: int,
         capture: HiddenCapture | None,
-    ) -> tuple[Tensor, PendingVerify]:
+    ) -> tuple[Tensor, PendingVerify | None]:
         self._check_settled(memory)
         lengths = self._lengths(memory)
         _check_starts(batch, lengths)
@@ -124,7 +125,10 @@ class KimiLinearTarget(RecurrentTarget):
                 capture.after_layer(layer, x_PD[:num_tokens])
         moved = slice(num_verify, None)
         lengths[states.slot_S[moved], 0] = states.stop_S[moved]
-        return x_PD[:num_tokens], KimiPendingVerify(batch.segments, states, traces, lengths)
+        pending = None
+        if num_verify:
+            pending = KimiPendingVerify(batch.segments, states, traces, lengths)
+        return x_PD[:num_tokens], pending
 
     def _mix(
         self,

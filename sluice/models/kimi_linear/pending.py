@@ -1,9 +1,16 @@
 """Verified rows of a Kimi Linear batch, and how their recurrent state is moved on afterwards.
 
-Kept per row: the raw convolution rows (already in the batch's workspace) and each token's write to the
-state, a few kilobytes a token and layer. Commit *replays* the accepted writes with the operations that
-verifying used, so the bits are those of a plain decode; the alternative, a copy of the state after
-every token, holds D states a request where this holds none.
+Kept per row: the raw convolution rows (in the batch's workspace anyway) and each token's write to the
+state. Commit *replays* the accepted writes with the operations that verifying used, so the bits are
+those of a plain decode.
+
+The alternative keeps a copy of the state after every token. Measured for one layer of the published
+size, one request, blocks of 8, plain torch on one CPU core: copies add 3 ms to a scan of 45 ms and
+commit in 2 ms, where replaying n tokens takes about 5n ms more. But they hold 16 MiB a layer, 331 MiB a
+request, where the writes and rows kept here are 0.6 MiB and 12 MiB: room for eight more requests, for
+each one that verifies. A fused kernel is bound by memory traffic, and there a replay (read a state,
+write a state) also moves less than writing eight copies. For small models a commit is about a tenth of
+its verify.
 
 Shape legend: L recurrent layers, R verified rows, N tokens of the longest one, W - 1 columns,
 H heads, K key width, V value width.
