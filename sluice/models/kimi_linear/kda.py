@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sluice.models.kimi_linear.config import KdaShape
 from sluice.models.kimi_linear.delta import Writes, chunked, scan, unit
-from sluice.models.kimi_linear.plan import Group, StatePlan
+from sluice.models.kimi_linear.plan import StatePlan
 from sluice.models.kimi_linear.weights import KdaWeights
 from sluice.models.layers.norm import rms_norm
 
@@ -112,10 +112,10 @@ def write_columns(workspace: Tensor, window_SW: Tensor, slot_S: Tensor, conv: Te
     conv.index_copy_(0, slot_S, columns_SWHc.transpose(1, 2))
 
 
-def start_states(plan: StatePlan, group: Group, recurrent: Tensor) -> Tensor:
-    """The state each row of a group starts from, ``[R, H, K, V]``: a copy."""
-    stored = recurrent[plan.slot_S[group.segment_R]]
-    return stored.masked_fill(plan.fresh_S[group.segment_R].view(-1, 1, 1, 1), 0.0)
+def start_states(plan: StatePlan, segment_R: Tensor, recurrent: Tensor) -> Tensor:
+    """The state that some segments start from, ``[R, H, K, V]``: a copy."""
+    stored = recurrent[plan.slot_S[segment_R]]
+    return stored.masked_fill(plan.fresh_S[segment_R].view(-1, 1, 1, 1), 0.0)
 
 
 def _advance(
@@ -125,18 +125,18 @@ def _advance(
     out_THV = torch.empty_like(writes.v)
     traced: Writes | None = None
     for group in plan.groups:
-        state = start_states(plan, group, buffers.recurrent)
+        state = start_states(plan, group.segment_R, buffers.recurrent)
         slots, verified = plan.slot_S[group.segment_R], 0
         if group.stepwise:
             of_rows = writes[group.token_RN].only(group.real_RN)
             state, out_RNHV = scan(state, of_rows, q_THK[group.token_RN])
             assert out_RNHV is not None
-            out_THV[group.tokens] = out_RNHV[group.real_RN]
+            out_THV[group.token_U] = group.gather(out_RNHV)
             verified = plan.num_verify
             traced = of_rows if verified else None
         else:
-            state_HKV, out_NHV = chunked(state[0], writes[group.tokens], q_THK[group.tokens])
-            out_THV[group.tokens] = out_NHV
+            state_HKV, out_NHV = chunked(state[0], writes[group.token_U], q_THK[group.token_U])
+            out_THV[group.token_U] = out_NHV
             state = state_HKV.unsqueeze(0)
         buffers.recurrent.index_copy_(0, slots[verified:], state[verified:])
     return out_THV, traced

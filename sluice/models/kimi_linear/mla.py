@@ -18,6 +18,7 @@ from sluice.models.kimi_linear.config import MlaShape
 from sluice.models.kimi_linear.plan import KEY_BLOCK, Keys, LatentPlan
 from sluice.models.kimi_linear.weights import MlaWeights
 from sluice.models.layers.norm import accumulation_dtype, rms_norm
+from sluice.pools.state_rows import StateRows
 
 # Scores are bounded by taking queries in blocks of about this many.
 _SCORES_A_BLOCK = 1 << 24
@@ -28,7 +29,7 @@ def mla(
     weights: MlaWeights,
     shape: MlaShape,
     plan: LatentPlan,
-    buffer: Tensor,
+    state: StateRows,
     norm_eps: float,
 ) -> Tensor:
     """Attend and write this batch's latent rows, ``[P, D]``. ``x_PD`` is the normed layer input."""
@@ -38,7 +39,7 @@ def mla(
         [q_width, shape.latent_dim, shape.shared_dim], dim=-1
     )
     row_PJ = torch.cat((rms_norm(latent, weights.kv_norm, norm_eps), shared), dim=-1)
-    buffer.index_copy_(0, plan.written_row_T, row_PJ[:num_tokens].to(buffer.dtype))
+    state.write(plan.written_row_T, row_PJ[:num_tokens])
     nope_PHn, shared_PHs = q.unflatten(-1, (heads, -1)).split(
         [shape.nope_dim, shape.shared_dim], dim=-1
     )
@@ -47,13 +48,13 @@ def mla(
     mixed_PHL = q_PHJ.new_zeros(len(x_PD), heads, shape.latent_dim)
     for keys in plan.keys:
         group = keys.group
-        mixed_RNHL = _attend(q_PHJ[group.token_RN], buffer, keys, shape)
-        mixed_PHL[group.tokens] = mixed_RNHL[group.real_RN]
+        mixed_RNHL = _attend(q_PHJ[group.token_RN], state, keys, shape)
+        mixed_PHL[group.token_U] = group.gather(mixed_RNHL)
     value_HPV = torch.bmm(mixed_PHL.transpose(0, 1), weights.expand_HLV)
     return F.linear(value_HPV.transpose(0, 1).flatten(1), weights.w_out)
 
 
-def _attend(q_RNHJ: Tensor, buffer: Tensor, keys: Keys, shape: MlaShape) -> Tensor:
+def _attend(q_RNHJ: Tensor, state: StateRows, keys: Keys, shape: MlaShape) -> Tensor:
     """Latents mixed by softmax weights, ``[R, N, H, L]``, queries in blocks."""
     rows, queries, heads = q_RNHJ.shape[:3]
     block = max(1, _SCORES_A_BLOCK // (rows * heads * KEY_BLOCK))
@@ -61,7 +62,7 @@ def _attend(q_RNHJ: Tensor, buffer: Tensor, keys: Keys, shape: MlaShape) -> Tens
         _attend_block(
             q_RNHJ[:, first : first + block],
             keys.visible_RNE[:, first : first + block],
-            buffer,
+            state,
             keys.row_RE,
             shape,
         )
@@ -71,7 +72,7 @@ def _attend(q_RNHJ: Tensor, buffer: Tensor, keys: Keys, shape: MlaShape) -> Tens
 
 
 def _attend_block(
-    q_RNHJ: Tensor, visible_RNE: Tensor, buffer: Tensor, row_RE: Tensor, shape: MlaShape
+    q_RNHJ: Tensor, visible_RNE: Tensor, state: StateRows, row_RE: Tensor, shape: MlaShape
 ) -> Tensor:
     """One pass over the keys with a running maximum and sum (online softmax, arXiv 1805.02867).
 
@@ -87,7 +88,7 @@ def _attend_block(
     mixed_RML: Tensor = total_RM1.expand(-1, -1, shape.latent_dim)
     for first in range(0, row_RE.shape[1], KEY_BLOCK):
         some = slice(first, first + KEY_BLOCK)
-        row_REJ = buffer[row_RE[:, some]].to(q_RMJ.dtype)
+        row_REJ = state.read(row_RE[:, some], q_RMJ.dtype)
         unseen_RME = ~visible_RNE[:, :, some].repeat_interleave(heads, dim=1)
         scores_RME = torch.bmm(q_RMJ, row_REJ.transpose(1, 2)).to(wide) * shape.scale
         scores_RME = scores_RME.masked_fill(unseen_RME, float("-inf"))

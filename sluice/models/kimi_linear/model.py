@@ -20,11 +20,12 @@ from sluice.models.kimi_linear.mla import mla
 from sluice.models.kimi_linear.moe import MoeWeights, dense, moe
 from sluice.models.kimi_linear.pending import KimiPendingVerify
 from sluice.models.kimi_linear.plan import LatentPlan, StatePlan, groups_of, latent_plan, state_plan
-from sluice.models.kimi_linear.state import CONV, LENGTH, MLA, RECURRENT, target_state
+from sluice.models.kimi_linear.state import CONV, LENGTH, MLA, RECURRENT, UNSETTLED, target_state
 from sluice.models.kimi_linear.weights import MlaWeights, TargetWeights
 from sluice.models.layers.norm import rms_norm
 from sluice.models.recurrent import PendingVerify, RecurrentTarget
 from sluice.pools.base import BufferSpec, StateMemory
+from sluice.pools.state_rows import state_rows
 
 # Below this many rows CPU libraries multiply matrices by another kernel, and a token's bits would depend
 # on how many others share its batch: a verified token would differ from the same one decoded alone.
@@ -117,13 +118,15 @@ class KimiLinearTarget(RecurrentTarget):
         states = state_plan(batch, groups, num_verify, self._config.kda.conv_width)
         latents = latent_plan(batch, groups, memory.component(MLA))
         traces: list[tuple[KdaBuffers, KdaTrace]] = []
+        moved = slice(num_verify, None)
+        # Should a layer fail, nobody may go on from states of which some have moved.
+        lengths[states.slot_S[moved], 0] = UNSETTLED
         x_PD, num_tokens = _padded(self._weights.embed[batch.ids_T]), len(batch.ids_T)
         for layer in range(self.num_layers):
             x_PD = x_PD + self._mix(x_PD, layer, states, latents, memory, traces)
             x_PD = x_PD + self._feed(x_PD, layer)
             if capture is not None:
                 capture.after_layer(layer, x_PD[:num_tokens])
-        moved = slice(num_verify, None)
         lengths[states.slot_S[moved], 0] = states.stop_S[moved]
         pending = None
         if num_verify:
@@ -143,7 +146,7 @@ class KimiLinearTarget(RecurrentTarget):
         config, weights = self._config, self._weights.layers[layer]
         normed_PD = rms_norm(x_PD, weights.attn_norm, config.norm_eps)
         if isinstance(weights.attn, MlaWeights):
-            rows = memory.buffer(MLA, layer)
+            rows = state_rows(memory, MLA, layer)
             return mla(normed_PD, weights.attn, config.mla, latents, rows, config.norm_eps)
         buffers = KdaBuffers(memory.buffer(CONV, layer), memory.buffer(RECURRENT, layer))
         out_PD, trace = kda(normed_PD, weights.attn, config.kda, states, buffers, config.norm_eps)

@@ -29,7 +29,8 @@ from sluice.errors import IllegalTransition, InternalError
 from sluice.models.base import Segment
 from sluice.models.kimi_linear.delta import Writes, scan
 from sluice.models.kimi_linear.kda import KdaBuffers, KdaTrace, start_states, write_columns
-from sluice.models.kimi_linear.plan import Group, StatePlan, workspace_rows
+from sluice.models.kimi_linear.plan import StatePlan, workspace_rows
+from sluice.models.kimi_linear.state import UNSETTLED
 from sluice.models.recurrent import PendingVerify
 
 # Layers are replayed together, in blocks of about this many state values.
@@ -137,6 +138,7 @@ class KimiPendingVerify(PendingVerify):
         slot_R = torch.tensor([self._slots[row] for row in rows], device=device)
         window_RW = self._windows(rows, counts)
         states = self._replay(rows, counts)
+        self._length_buffer[slot_R, 0] = UNSETTLED
         for layer, state_RHKV in zip(self._layers, states, strict=True):
             layer.buffers.recurrent.index_copy_(0, slot_R, state_RHKV)
             write_columns(layer.trace.workspace, window_RW, slot_R, layer.buffers.conv)
@@ -161,13 +163,12 @@ class KimiPendingVerify(PendingVerify):
         steps = max(counts)
         count_R1 = torch.tensor(counts, device=device).unsqueeze(1)
         real_RN = torch.arange(steps, device=device) < count_R1
-        group = Group(row_R, row_R.unsqueeze(1), real_RN[:, :1], stepwise=True)
         states: list[Tensor] = []
         size = len(rows) * self._layers[0].buffers.recurrent[0].numel()
         block = max(1, _VALUES_A_REPLAY // size)
         for first in range(0, len(self._layers), block):
             some = self._layers[first : first + block]
-            start = [start_states(self._plan, group, layer.buffers.recurrent) for layer in some]
+            start = [start_states(self._plan, row_R, layer.buffers.recurrent) for layer in some]
             writes = _stacked([layer.trace.writes[row_R] for layer in some], steps)
             real = real_RN.repeat(len(some), 1)
             ended, _ = scan(torch.cat(start), writes.only(real), None)

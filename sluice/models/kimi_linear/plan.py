@@ -5,7 +5,7 @@ Segments fall into *groups* that are computed in one go: all that take the recur
 chunk alone. Verified segments read the state they start from; only the others move it on.
 
 Shape legend: T tokens, S segments, W convolution taps (W - 1 columns of state), R rows of a group,
-N steps of its longest row, E keys (of the longest row). Index tensors are int64.
+N steps of its longest row, U tokens of a group, E keys (of the longest row). Index tensors are int64.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ class Group:
     segment_R: Tensor
     token_RN: Tensor
     real_RN: Tensor  # bool
+    token_U: Tensor  # the batch's tokens in this group, row by row
+    place_U: Tensor  # where they are in the flattened rectangle
+    stop: int  # end of the positions of the row that reaches furthest
     stepwise: bool  # the recurrence token by token; otherwise one row, in chunks
 
-    @property
-    def tokens(self) -> Tensor:
-        """Batch tokens of the real places, row by row."""
-        return self.token_RN[self.real_RN]
+    def gather(self, x_RN: Tensor) -> Tensor:
+        """What a rectangle ``[R, N, ...]`` holds for the batch's tokens: ``[U, ...]``."""
+        return x_RN.flatten(0, 1)[self.place_U]
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,7 @@ def latent_plan(batch: ForwardBatch, groups: tuple[Group, ...], component: Compo
 def _keys(batch: ForwardBatch, group: Group, component: Component) -> Keys:
     device = batch.positions_T.device
     query_RN = batch.positions_T[group.token_RN]
-    longest = int(query_RN.max()) + 1
-    key_E = torch.arange(-(-longest // KEY_BLOCK) * KEY_BLOCK, device=device)
+    key_E = torch.arange(-(-group.stop // KEY_BLOCK) * KEY_BLOCK, device=device)
     stop_R1 = query_RN.amax(dim=1, keepdim=True) + 1
     key_RE = torch.where(key_E < stop_R1, key_E, 0)
     return Keys(
@@ -149,13 +150,29 @@ def _group(
     stepwise: bool,
     device: torch.device,
 ) -> Group:
-    segment_R = torch.tensor(chosen, device=device)
     lengths = [len(segments[i].token_ids) for i in chosen]
-    length_R1 = torch.tensor(lengths, device=device).unsqueeze(1)
-    step_N = torch.arange(max(lengths), device=device)
-    real_RN = step_N < length_R1
-    first_R1 = torch.tensor([firsts[i] for i in chosen], device=device).unsqueeze(1)
-    return Group(segment_R, first_R1 + torch.where(real_RN, step_N, 0), real_RN, stepwise)
+    width = max(lengths)
+    rows = list(zip([firsts[i] for i in chosen], lengths, strict=True))
+    token_RN = [
+        [first + step if step < length else first for step in range(width)]
+        for first, length in rows
+    ]
+    return Group(
+        segment_R=torch.tensor(chosen, device=device),
+        token_RN=torch.tensor(token_RN, device=device),
+        real_RN=torch.tensor(
+            [[step < length for step in range(width)] for length in lengths], device=device
+        ),
+        token_U=torch.tensor(
+            [first + step for first, length in rows for step in range(length)], device=device
+        ),
+        place_U=torch.tensor(
+            [row * width + step for row, length in enumerate(lengths) for step in range(length)],
+            device=device,
+        ),
+        stop=max(segments[i].stop for i in chosen),
+        stepwise=stepwise,
+    )
 
 
 def _first_tokens(segments: Sequence[Segment]) -> list[int]:

@@ -10,15 +10,19 @@ from sluice.errors import ConfigError
 from sluice.layout.component import Coverage, Kind, Owner
 from sluice.models.kimi_linear.config import KimiLinearConfig, LayerKind
 from sluice.pools.base import BufferSpec
+from sluice.pools.block_scale import MXFP8, stored
 
 MLA = "target.mla"
 CONV = "kda.conv"
 RECURRENT = "kda.recurrent"
 LENGTH = "kda.length"
 
+UNSETTLED = -1  # a length while the layers' states are being written, one after the other
+
 _RECURRENT_DTYPE = "float32"  # thousands of updates accumulate in it
 _LENGTH_DTYPE = "int64"
-_KV_DTYPES = ("float32", "bfloat16", "float16")
+_KV_DTYPES = ("float32", "bfloat16", "float16", MXFP8)
+_BLOCK_SCALED_CONV_DTYPE = "float32"  # a narrower one would save 2 % of a slot
 _HEAD_AXIS = 0
 
 
@@ -26,13 +30,15 @@ def target_state(config: KimiLinearConfig, kv_dtype: str) -> tuple[BufferSpec, .
     """Latent pages of the attention layers, then the recurrent layers' slots, in wire order.
 
     - ``target.mla``: a row a token, ``[latent | shared key part]``; every rank has all of it.
+      With ``mxfp8`` its scales follow as ``target.mla.scale``, and nothing else is block-scaled.
     - ``kda.conv``: ``[heads, columns, q | k | v]``, the newest raw projections, oldest column first,
       zeros before the first token.
     - ``kda.recurrent``: float32 ``[heads, keys, values]``.
     - ``kda.length``: how many tokens conv and recurrent have taken in. It travels with them, and
       every forward compares it with where its segment starts.
 
-    Raises ConfigError for a row dtype this code can't compute with.
+    Raises ConfigError for a row dtype this code can't compute with, GeometryError for latents that
+    aren't whole mxfp8 blocks.
     """
     if kv_dtype not in _KV_DTYPES:
         raise ConfigError(
@@ -41,20 +47,22 @@ def target_state(config: KimiLinearConfig, kv_dtype: str) -> tuple[BufferSpec, .
         )
     kda_layers, shape = config.layers_of(LayerKind.KDA), config.kda
     heads = shape.num_heads
+    latents = BufferSpec(
+        name=MLA,
+        owner=Owner.TARGET,
+        kind=Kind.KV,
+        coverage=Coverage.HISTORY,
+        tokens_per_row=1,
+        window_tokens=0,
+        layer_ids=config.layers_of(LayerKind.MLA),
+        dtype=kv_dtype,
+        row_shape=(config.mla.row_dim,),
+    )
+    conv_dtype = _BLOCK_SCALED_CONV_DTYPE if kv_dtype == MXFP8 else kv_dtype
     specs = (
-        BufferSpec(
-            name=MLA,
-            owner=Owner.TARGET,
-            kind=Kind.KV,
-            coverage=Coverage.HISTORY,
-            tokens_per_row=1,
-            window_tokens=0,
-            layer_ids=config.layers_of(LayerKind.MLA),
-            dtype=kv_dtype,
-            row_shape=(config.mla.row_dim,),
-        ),
+        *stored(latents, (config.mla.latent_dim, config.mla.shared_dim)),
         _slot(
-            CONV, Kind.KDA_CONV, kda_layers, kv_dtype, (heads, shape.columns, shape.head_channels)
+            CONV, Kind.KDA_CONV, kda_layers, conv_dtype, (heads, shape.columns, shape.head_channels)
         ),
         _slot(
             RECURRENT,

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from sluice.errors import IllegalTransition, InternalError
+from sluice.models.capture import HiddenCapture
 from sluice.models.kimi_linear.model import KimiLinearTarget
 from sluice.models.kimi_linear.pending import KimiPendingVerify
 from sluice.pools.base import RequestTables
@@ -212,6 +213,31 @@ def test_committing_another_length_than_kv_len_is_noticed(driver: Driver) -> Non
     with pytest.raises(InternalError, match="taken in 11 tokens"):
         driver.verify([(tables, (5,))])
     driver.memory.close(tables)
+
+
+class _Broken(HiddenCapture):
+    def after_layer(self, layer: int, x_TD: torch.Tensor) -> None:
+        if layer == 1:
+            raise RuntimeError("the device gave up")
+
+
+def test_a_forward_that_failed_half_way_is_not_continued(driver: Driver) -> None:
+    """Two layers have taken the token in, the third has not."""
+    tables = driver.open(prompt(8))
+    with pytest.raises(RuntimeError, match="gave up"):
+        driver.target.forward(driver.batch([(tables, (1,))]), driver.memory, _Broken(()))
+    with pytest.raises(InternalError, match="taken in -1 tokens"):
+        driver.feed([(tables, (1,))])
+
+
+def test_a_verify_that_failed_half_way_changed_nothing(driver: Driver) -> None:
+    tables = driver.open(prompt(8))
+    before = driver.state(tables)
+    batch = driver.batch([(tables, _block(8))])
+    with pytest.raises(RuntimeError, match="gave up"):
+        driver.target.verify(batch, driver.memory, 1, _Broken(()))
+    assert driver.state(tables).equals(before)
+    driver.feed([(tables, (1,))])
 
 
 @pytest.mark.parametrize("counts", [[6], [-2], [1, 1], []])

@@ -20,9 +20,11 @@ def test_groups_put_verified_rows_first_and_chunks_alone() -> None:
     assert step.segment_R.tolist() == [0, 1, 3]  # two verified rows, then the prompt of one token
     assert step.token_RN.tolist() == [[0, 1, 2], [3, 3, 3], [6, 6, 6]]
     assert step.real_RN.tolist() == [[True] * 3, [True, False, False], [True, False, False]]
-    assert step.tokens.tolist() == [0, 1, 2, 3, 6]
+    assert step.token_U.tolist() == [0, 1, 2, 3, 6]
+    assert step.place_U.tolist() == [0, 1, 2, 3, 6]
+    assert (step.stop, [c.stop for c in chunks]) == (6, [2, 3])
     assert [c.segment_R.tolist() for c in chunks] == [[2], [4]]
-    assert [c.tokens.tolist() for c in chunks] == [[4, 5], [7, 8, 9]]
+    assert [c.token_U.tolist() for c in chunks] == [[4, 5], [7, 8, 9]]
     assert not any(c.stepwise for c in chunks)
 
 
