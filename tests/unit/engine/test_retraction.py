@@ -152,6 +152,18 @@ def test_the_retracted_comes_back_before_anybody_new() -> None:
     assert set(_finish(core)) == {A, B}
 
 
+def test_the_older_comes_back_first_whoever_was_taken_off_first() -> None:
+    core = toy_core()
+    for name in ("a", "b"):
+        core.submit(request(name, prompt_of(9)))
+    core.step()
+    core.retract(B)
+    core.retract(A)
+    core.step()
+    assert _running(core) == [A, B]
+    assert set(_finish(core)) == {A, B}
+
+
 # ---- ends while off
 
 
@@ -240,6 +252,23 @@ def test_the_oldest_is_never_taken_off_so_there_is_always_progress() -> None:
     tell(stories, core.drain())
     assert [story.finish for story in stories.values()] == [FinishReason.LENGTH] * 2
     assert core.stats().retractions > 0
+    assert core.memory.at_baseline()
+
+
+def test_nobody_new_takes_what_a_retracted_request_waits_for() -> None:
+    """The newcomer would fit into what is free; who is off doesn't, and would wait for ever."""
+    config = EngineConfig(promised_output=0.0)
+    core = toy_core(steps=0, config=config, pool=_tight(PoolMode.PAGED, pages=7))
+    core.submit(request("a", prompt_of(16), max_tokens=90))
+    core.submit(request("b", prompt_of(16), max_tokens=90))
+    while core.stats().retracted == 0:
+        core.step()
+    assert core.memory.can_open(10)
+    core.submit(request("c", prompt_of(3), max_tokens=3))
+    while core.stats().retracted == 1:
+        assert core.stats().queued == 1
+        core.step()
+    assert all(story.error is None for story in _finish(core).values())
     assert core.memory.at_baseline()
 
 
