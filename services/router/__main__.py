@@ -18,6 +18,7 @@ from services.router.pairing import StaticPairing
 from services.router.settings import RouterSettings, load_settings
 from sluice.errors import ConfigError, SluiceError
 from sluice.telemetry.logging import configure, get_logger
+from sluice.text.chat import ChatTemplate
 from sluice.text.tokenizer import ModelTokenizer
 
 _KEEP_ALIVE_S = 75  # longer than what clients and load balancers keep idle connections for
@@ -40,7 +41,7 @@ async def serve(settings: RouterSettings) -> None:
     tokenizer = ModelTokenizer.load(settings.model_dir)
     pairing = StaticPairing(settings.decodes, settings.prefills, settings.refresh_s)
     config = uvicorn.Config(
-        create_app(settings, tokenizer, pairing),
+        create_app(settings, tokenizer, pairing, ChatTemplate.load(settings.model_dir)),
         log_config=None,
         access_log=False,
         timeout_keep_alive=_KEEP_ALIVE_S,

@@ -12,10 +12,12 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from services.router.edge import Edge
 from services.router.generation import TextGenerator
+from services.router.openai.chat import chat_routes
 from services.router.openai.completions import completions_routes
 from services.router.openai.errors import (
-    ErrorBody,
+    ANSWERS,
     ModelNotFound,
     on_bug,
     on_http_error,
@@ -24,9 +26,11 @@ from services.router.openai.errors import (
 )
 from services.router.openai.intake import Intake
 from services.router.openai.schema import Model, ModelList
+from services.router.openai.tokens import token_routes
 from services.router.pairing import PairSource
 from services.router.settings import RouterSettings
 from sluice.errors import SluiceError
+from sluice.text.chat import ChatTemplate
 from sluice.text.tokenizer import ModelTokenizer
 
 
@@ -47,8 +51,13 @@ class Ready(BaseModel):
     reasons: list[str]
 
 
-def create_app(settings: RouterSettings, tokenizer: ModelTokenizer, pairing: PairSource) -> FastAPI:
-    """The application; ``pairing`` is started and stopped with it."""
+def create_app(
+    settings: RouterSettings,
+    tokenizer: ModelTokenizer,
+    pairing: PairSource,
+    template: ChatTemplate | None = None,
+) -> FastAPI:
+    """The application; ``pairing`` is started and stopped with it. No ``template``, no chat."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -59,6 +68,9 @@ def create_app(settings: RouterSettings, tokenizer: ModelTokenizer, pairing: Pai
             await pairing.stop()
 
     app = FastAPI(title="Sluice router", lifespan=lifespan)
+    app.add_middleware(
+        Edge, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s
+    )
     app.add_exception_handler(SluiceError, on_sluice_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_error)
@@ -66,6 +78,7 @@ def create_app(settings: RouterSettings, tokenizer: ModelTokenizer, pairing: Pai
     intake = Intake(
         settings.served_name,
         tokenizer,
+        template,
         pairing.max_model_tokens,
         timeout_s=settings.timeout_s,
         max_timeout_s=settings.max_timeout_s,
@@ -73,6 +86,8 @@ def create_app(settings: RouterSettings, tokenizer: ModelTokenizer, pairing: Pai
     )
     generator = TextGenerator(pairing, tokenizer, settings.retries)
     app.include_router(completions_routes(intake, generator))
+    app.include_router(chat_routes(intake, generator))
+    app.include_router(token_routes(intake))
     app.include_router(_model_routes(settings.served_name, pairing))
     app.include_router(_health_routes(pairing))
     return app
@@ -108,7 +123,7 @@ def _model_routes(name: str, pairing: PairSource) -> APIRouter:
     async def list_models() -> ModelList:
         return ModelList(data=[model()])
 
-    @routes.get("/v1/models/{model_id:path}", responses={404: {"model": ErrorBody}})
+    @routes.get("/v1/models/{model_id:path}", responses=ANSWERS)
     async def get_model(model_id: str) -> Model:
         if model_id != name:
             raise ModelNotFound(f"the model {model_id!r} does not exist", field="model")

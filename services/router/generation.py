@@ -23,13 +23,18 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """One prompt of one body. ``deadline`` is event-loop time, the same for every attempt."""
+    """One answer to one prompt. ``deadline`` is event-loop time, the same for every attempt.
+
+    ``include_stop`` leaves what stopped the answer in its text: a stop string, or a stop token that
+    is no special one.
+    """
 
     request_id: RequestId
     prompt: tuple[int, ...]
     sampling: Sampling
     stops: tuple[str, ...]
     deadline: float
+    include_stop: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,7 @@ class _TextCutter:
         self._job = job
         self._stop_ids = frozenset(job.sampling.stop_token_ids)
         self._detokenizer = Detokenizer(tokenizer)
-        self._matcher = StopMatcher(job.stops)
+        self._matcher = StopMatcher(job.stops, include=job.include_stop)
         self._waiting: list[Tokens] = []
         self._counted = Usage(prompt_tokens=len(job.prompt), cached_tokens=0, completion_tokens=0)
 
@@ -159,8 +164,10 @@ class _TextCutter:
         return self._piece(matched.text + self._matcher.finish(), end)
 
     def _visible(self, step: Tokens) -> tuple[int, ...]:
-        """A stop token ends the answer and is no part of its text."""
+        """A stop token ends the answer and is no part of its text, unless asked for."""
         ids = step.token_ids
+        if self._job.include_stop:
+            return ids
         return ids[:-1] if ids and ids[-1] in self._stop_ids else ids
 
     def _piece(self, text: str, end: End | None = None) -> Piece:

@@ -20,7 +20,7 @@ class RouterSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, protected_namespaces=())
 
-    model_dir: Path  # only its tokenizer and eos ids are read
+    model_dir: Path  # only its tokenizer, eos ids and chat template are read
     model_name: str = ""  # as clients call it; the folder's name when empty
     listen: str = "127.0.0.1:8000"
     decodes: Addresses = Field(min_length=1)
@@ -28,7 +28,9 @@ class RouterSettings(BaseSettings):
     timeout_s: float = Field(default=120.0, gt=0)  # of a request that states none
     max_timeout_s: float = Field(default=600.0, gt=0)
     retries: int = Field(default=1, ge=0)
-    max_prompts: int = Field(default=16, ge=1)  # prompts in one body
+    max_prompts: int = Field(default=16, ge=1)  # answers to one body: prompts times n
+    max_body_bytes: int = Field(default=16 << 20, ge=1)
+    body_timeout_s: float = Field(default=30.0, gt=0)  # until a body has arrived
     refresh_s: float = Field(default=1.0, gt=0)  # how often decode pods are asked for their status
     drain_s: float = Field(default=5.0, ge=0)
     log_level: str = "info"

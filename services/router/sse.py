@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -47,10 +47,8 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes], headers: Mapping[str, str]) -> None:
-        super().__init__(
-            headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
-        )
+    def __init__(self, events: AsyncGenerator[bytes]) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
 

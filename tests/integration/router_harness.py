@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import uvicorn
+from fastapi import FastAPI
 from grpc import aio
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -20,6 +23,7 @@ from services.router.settings import RouterSettings
 from sluice.rpc.convert_decode import finished_to_pb, generate_from_pb, status_to_pb, tokens_to_pb
 from sluice.rpc.messages import DecodeStatus, Finished, GenerateCall, PeerStatus, Tokens, Usage
 from sluice.rpc.server import RpcServer, ServerConfig
+from sluice.text.chat import ChatTemplate
 from sluice.text.tokenizer import ModelTokenizer
 from sluice.transfer.messages import Moved, Timings
 from sluice.types import Epoch, FinishReason
@@ -48,6 +52,11 @@ def byte_tokenizer() -> ModelTokenizer:
 
 
 TOKENIZER = byte_tokenizer()
+TEMPLATE = ChatTemplate(
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}",
+    {"bos_token": "<s>", "eos_token": "</s>"},
+)
 USAGE = Usage(
     prompt_tokens=5,
     cached_tokens=2,
@@ -170,6 +179,12 @@ class Stack:
     async def post(self, **body: object) -> httpx.Response:
         return await self.http.post("/v1/completions", json={"model": MODEL, **body})
 
+    async def chat(self, *messages: tuple[str, object], **body: object) -> httpx.Response:
+        """``messages`` are (role, content)."""
+        turns = [{"role": role, "content": content} for role, content in messages]
+        chosen = {"model": MODEL, "messages": turns, **body}
+        return await self.http.post("/v1/chat/completions", json=chosen)
+
 
 class _Server(uvicorn.Server):
     def capture_signals(self) -> nullcontext[None]:  # type: ignore[override]
@@ -178,7 +193,10 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def router_over(
-    *decodes: ScriptedDecode, tokenizer: ModelTokenizer | None = None, **settings: object
+    *decodes: ScriptedDecode,
+    tokenizer: ModelTokenizer | None = None,
+    template: ChatTemplate | None = None,
+    **settings: object,
 ) -> AsyncIterator[Stack]:
     """Real decode servers, a real router, a client; all on free ports, all gone afterwards."""
     async with AsyncExitStack() as stack:
@@ -193,7 +211,8 @@ async def router_over(
             }
         )
         pairing = StaticPairing(chosen.decodes, chosen.prefills, chosen.refresh_s)
-        url = await stack.enter_async_context(_http_server(chosen, pairing, tokenizer or TOKENIZER))
+        app = create_app(chosen, tokenizer or TOKENIZER, pairing, template)
+        url = await stack.enter_async_context(_http_server(app))
         client = httpx.AsyncClient(base_url=url, timeout=20.0, trust_env=False)
         await stack.enter_async_context(client)
         yield Stack(url, client, list(decodes), addresses)
@@ -214,10 +233,7 @@ async def decode_server(servicer: ScriptedDecode) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def _http_server(
-    settings: RouterSettings, pairing: StaticPairing, tokenizer: ModelTokenizer
-) -> AsyncIterator[str]:
-    app = create_app(settings, tokenizer, pairing)
+async def _http_server(app: FastAPI) -> AsyncIterator[str]:
     config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1)
     server = _Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -228,6 +244,22 @@ async def _http_server(
         finally:
             server.should_exit = True
             await serving
+
+
+def sse_events(response: httpx.Response) -> list[Any]:
+    """Parsed SSE data; "[DONE]" stays a string."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines)
+    datas = [line.removeprefix("data: ") for line in lines]
+    return [data if data == "[DONE]" else json.loads(data) for data in datas]
+
+
+def sse_text(events: list[Any], index: int = 0) -> str:
+    """Text of one choice of a streamed completion or chat."""
+    choices = [choice for event in events for choice in event["choices"]]
+    mine = [choice for choice in choices if choice["index"] == index]
+    return "".join(c["delta"].get("content", "") if "delta" in c else c["text"] for c in mine)
 
 
 def peer(address: str = PREFILL, state: str = "agreed", reason: str = "") -> DecodeStatus:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
-from typing import Any
 
-import httpx
 import pytest
 
 from sluice.errors import DeadlineExceeded, LayoutRefused, Overloaded, TransferFailed
@@ -25,20 +22,9 @@ from tests.integration.router_harness import (
     peer,
     router_over,
     says,
+    sse_events,
+    sse_text,
 )
-
-
-def _events(response: httpx.Response) -> list[Any]:
-    """Parsed SSE data; "[DONE]" stays a string."""
-    assert response.headers["content-type"].startswith("text/event-stream")
-    lines = [line for line in response.text.split("\n\n") if line]
-    assert all(line.startswith("data: ") for line in lines)
-    datas = [line.removeprefix("data: ") for line in lines]
-    return [data if data == "[DONE]" else json.loads(data) for data in datas]
-
-
-def _text(events: list[Any]) -> str:
-    return "".join(event["choices"][0]["text"] for event in events if event["choices"])
 
 
 @pytest.mark.asyncio
@@ -83,9 +69,9 @@ async def test_usage_is_prefills_prompt_and_decodes_completion() -> None:
 @pytest.mark.asyncio
 async def test_stream() -> None:
     async with router_over(ScriptedDecode([says("Hello", " world")])) as stack:
-        events = _events(await stack.post(prompt="hi", stream=True))
+        events = sse_events(await stack.post(prompt="hi", stream=True))
     assert events[-1] == "[DONE]"
-    assert _text(events[:-1]) == "Hello world"
+    assert sse_text(events[:-1]) == "Hello world"
     assert [event["choices"][0]["finish_reason"] for event in events[:-1]] == [None, None, "length"]
     assert len({event["id"] for event in events[:-1]}) == 1
     assert all("usage" not in event for event in events[:-1])
@@ -98,7 +84,7 @@ async def test_stream_with_usage() -> None:
         response = await stack.post(
             prompt="hi", stream=True, stream_options={"include_usage": True}
         )
-    *chunks, last, done = _events(response)
+    *chunks, last, done = sse_events(response)
     assert done == "[DONE]"
     assert all(chunk["usage"] is None for chunk in chunks)
     assert last["choices"] == []
@@ -111,7 +97,7 @@ async def test_stream_with_usage() -> None:
 async def test_token_ids_and_accepted_counts_on_request(stream: bool) -> None:
     async with router_over(ScriptedDecode([says("H", "ey", "!")])) as stack:
         response = await stack.post(prompt="hi", stream=stream, return_token_ids=True)
-    choices = [e["choices"][0] for e in _events(response)[:-1]] if stream else None
+    choices = [e["choices"][0] for e in sse_events(response)[:-1]] if stream else None
     choices = choices or response.json()["choices"]
     assert [id_ for choice in choices for id_ in choice["token_ids"]] == list(ids("Hey!"))
     assert [n for choice in choices for n in choice["accepted_drafts"]] == [None, 1, 0]
@@ -125,13 +111,13 @@ async def test_characters_split_over_tokens_arrive_whole() -> None:
         yield Finished(FinishReason.LENGTH, USAGE)
 
     async with router_over(ScriptedDecode([script])) as stack:
-        events = _events(await stack.post(prompt="hi", stream=True))[:-1]
+        events = sse_events(await stack.post(prompt="hi", stream=True))[:-1]
     texts = [event["choices"][0]["text"] for event in events]
     assert texts == ["a", "é", "日", "😀", "z", ""]
 
 
 @pytest.mark.asyncio
-async def test_eos_is_no_part_of_the_text() -> None:
+async def test_eos_is_no_part_of_thesse_text() -> None:
     async def script(_: GenerateCall) -> AsyncIterator[Event]:
         yield Tokens(ids("ok"))
         yield Tokens((*ids("!"), EOS), 1)
@@ -143,7 +129,7 @@ async def test_eos_is_no_part_of_the_text() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_clients_stop_token_is_no_part_of_the_text() -> None:
+async def test_a_clients_stop_token_is_no_part_of_thesse_text() -> None:
     async def script(_: GenerateCall) -> AsyncIterator[Event]:
         yield Tokens(ids("ab"))
         yield Tokens(ids("c!"), 1)
@@ -177,9 +163,9 @@ async def test_stop_string_across_tokens_cuts_and_cancels(stream: bool) -> None:
         )
         await decode.closed.wait()
     if stream:
-        *chunks, last, done = _events(response)
+        *chunks, last, done = sse_events(response)
         assert done == "[DONE]"
-        assert _text(chunks) == "one "
+        assert sse_text(chunks) == "one "
         assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
         usage = last["usage"]
     else:
@@ -224,7 +210,7 @@ async def test_prompt_forms(prompt: object, expected: list[tuple[int, ...]]) -> 
 @pytest.mark.asyncio
 async def test_a_streamed_list_of_prompts_finishes_each_choice() -> None:
     async with router_over(ScriptedDecode([says("x", "y")])) as stack:
-        events = _events(await stack.post(prompt=["a", "b", "c"], stream=True))
+        events = sse_events(await stack.post(prompt=["a", "b", "c"], stream=True))
     assert events[-1] == "[DONE]"
     choices = [event["choices"][0] for event in events[:-1]]
     for index in range(3):
@@ -254,7 +240,9 @@ _BODIES: list[tuple[dict[str, object], str | None]] = [
     ({"prompt": "a", "stop": ["x"] * 17}, "stop"),
     ({"prompt": "a", "stop_token_ids": [999]}, "stop_token_ids"),
     ({"prompt": "a", "timeout_s": 0}, "timeout_s"),
-    ({"prompt": "a", "n": 2}, "n"),
+    ({"prompt": "a", "n": 0}, "n"),
+    ({"prompt": "a", "n": 17}, "n"),
+    ({"prompt": ["a", "b", "c"], "n": 6}, "n"),
     ({"prompt": "a", "n": 1}, None),
     ({"prompt": "a", "logprobs": 1}, "logprobs"),
     ({"prompt": "a", "echo": True}, "echo"),
@@ -334,11 +322,11 @@ async def test_an_error_after_the_first_byte_is_an_event_without_done() -> None:
     decode = ScriptedDecode([fails(TransferFailed("it broke"), "some", " text"), says("again")])
     async with router_over(decode) as stack:
         response = await stack.post(prompt="hi", stream=True)
-    events = _events(response)
+    events = sse_events(response)
     assert response.status_code == 200
     assert events[-1]["error"]["code"] == "TransferFailed"
     assert "[DONE]" not in events
-    assert _text(events[:-1]) == "some text"
+    assert sse_text(events[:-1]) == "some text"
     assert len(decode.calls) == 1
 
 

@@ -19,6 +19,8 @@ _TYPES = {
     400: "invalid_request_error",
     404: "invalid_request_error",
     405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
     429: "rate_limit_error",
     499: "request_cancelled",
     503: "service_unavailable",
@@ -45,6 +47,16 @@ class ErrorDetail(BaseModel):
 
 class ErrorBody(BaseModel):
     error: ErrorDetail
+
+
+Answers = dict[int | str, dict[str, Any]]
+# For the OpenAPI document. "default" also keeps FastAPI from promising a 422 that never comes.
+ANSWERS: Answers = {status: {"model": ErrorBody} for status in (400, 404, 408, 413, "default")}
+STREAM_ANSWERS: Answers = {
+    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
+    **ANSWERS,
+    **{status: {"model": ErrorBody} for status in (429, 500, 503, 504)},
+}
 
 
 def error_body(error: SluiceError) -> ErrorBody:
@@ -75,10 +87,10 @@ async def on_validation_error(_: Request, error: Exception) -> JSONResponse:
 
 def bad_request_of(problems: Sequence[Any]) -> BadRequest:
     first = problems[0]
-    path = [str(part) for part in first["loc"] if part != "body"]
+    path = [part for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid":
         return BadRequest(f"the body is not JSON: {first['ctx']['error']}")
-    field = path[0] if path else ""
+    field = _field(path)
     given = _short(first.get("input"))
     reason = first["msg"].removeprefix("Value error, ")
     return BadRequest(f"{field or 'body'}: {reason}; got {given}", field=field)
@@ -92,10 +104,26 @@ async def on_http_error(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse(ErrorBody(error=detail).model_dump(), error.status_code, error.headers)
 
 
-async def on_bug(_: Request, error: Exception) -> JSONResponse:
+async def on_bug(request: Request, error: Exception) -> JSONResponse:
     """Anything untyped. The client learns the class, the log everything."""
     _log.error("router_untyped_error", exc_info=error)
-    return error_response(InternalError(f"{type(error).__name__} in the router", stage="route"))
+    bug = InternalError(f"{type(error).__name__} in the router", stage="route")
+    response = error_response(bug)
+    # Starlette sends this one from outside all middleware.
+    response.headers["x-request-id"] = request.state.request_id
+    return response
+
+
+def _field(path: Sequence[Any]) -> str:
+    """``messages[0].role``, and the bare name where a path goes on in pydantic's own terms."""
+    match path:
+        case [name, int(index), str(part), *_]:
+            return f"{name}[{index}].{part}"
+        case [name, int(index), *_]:
+            return f"{name}[{index}]"
+        case [name, *_]:
+            return str(name)
+    return ""
 
 
 def _short(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Usage of an answer, merged from both roles and summed over its prompts."""
+"""Usage of an answer, merged from both roles and summed over its choices."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from services.router.generation import End
 from services.router.openai.schema import PromptTokensDetails, ServingDetails, UsageBody
 
 
-def usage_body(ends: Sequence[End]) -> UsageBody:
-    """Cached tokens are left out, not guessed, when any answer was cut before prefill reported."""
+def usage_body(ends: Sequence[End], samples: int = 1) -> UsageBody:
+    """Usage of a body with ``samples`` answers to each prompt, ``ends`` prompt by prompt.
+
+    A prompt counts once, as its first answer saw it, however many answers it has. Cached tokens
+    are left out, not guessed, when one of those was cut before prefill reported.
+    """
     usages = [end.usage for end in ends]
-    prompt = sum(usage.prompt_tokens for usage in usages)
+    firsts = ends[::samples]
+    prompt = sum(end.usage.prompt_tokens for end in firsts)
     completion = sum(usage.completion_tokens for usage in usages)
-    cached = sum(usage.cached_tokens for usage in usages)
-    known = not any(end.partial for end in ends)
+    cached = sum(end.usage.cached_tokens for end in firsts)
+    known = not any(end.partial for end in firsts)
     return UsageBody(
         prompt_tokens=prompt,
         completion_tokens=completion,

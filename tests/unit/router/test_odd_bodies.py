@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.router.app import create_app
-from services.router.openai.schema import _OFF, CompletionRequest
+from services.router.openai.completion_schema import CompletionRequest
+from services.router.openai.policy import COMPLETION_OFF
 from services.router.pairing import Lease, Pair, Readiness
 from services.router.settings import RouterSettings
 from sluice.rpc.client import DecodeClient
@@ -69,7 +70,7 @@ def _post(content: bytes) -> httpx.Response:
     return asyncio.run(post())
 
 
-_NAMES = st.sampled_from([*CompletionRequest.model_fields, *_OFF, "user", "made_up"])
+_NAMES = st.sampled_from([*CompletionRequest.model_fields, *COMPLETION_OFF, "user", "made_up"])
 _VALUES = st.recursive(
     st.none()
     | st.booleans()
