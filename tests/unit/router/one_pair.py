@@ -1,0 +1,89 @@
+"""The router in this process over one pair that is always ready: no sockets, no pods."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import httpx
+from fastapi import FastAPI
+
+from services.router.app import create_app
+from services.router.pairing import Lease, Pair, Readiness
+from services.router.settings import RouterSettings
+from sluice.rpc.client import DecodeClient
+from sluice.rpc.messages import Finished, GenerateCall, Tokens
+from sluice.text.chat import ChatTemplate
+from sluice.types import FinishReason
+from tests.integration.router_harness import MODEL, TEMPLATE, TOKENIZER, USAGE
+
+_PAIR = Pair("d:1", "p:1")
+
+
+class StubDecode:
+    """Tokens that depend on the prompt, the seed and nothing else, a few a step."""
+
+    def __init__(self) -> None:
+        self.calls: list[GenerateCall] = []
+
+    async def generate(self, call: GenerateCall) -> AsyncGenerator[Tokens | Finished]:
+        self.calls.append(call)
+        draw = random.Random(f"{call.prompt} {call.sampling.seed}")
+        left = min(call.sampling.max_tokens, draw.randint(1, 12))
+        drafted = None
+        while left > 0:
+            count = min(left, draw.randint(1, 3))
+            # Letters, so that what is one text is also one row of ids.
+            step = TOKENIZER.encode("".join(draw.choices("abc", k=count)), add_special_tokens=False)
+            yield Tokens(step, drafted)
+            left, drafted = left - count, count - 1
+            await asyncio.sleep(0)
+        yield Finished(FinishReason.LENGTH, USAGE)
+
+
+class OnePair:
+    """A `PairSource` with one pair."""
+
+    def __init__(self, decode: StubDecode) -> None:
+        self._decode = decode
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def readiness(self) -> Readiness:
+        return Readiness((_PAIR,), ())
+
+    def max_model_tokens(self) -> int:
+        return 200
+
+    @contextmanager
+    def lease(self, avoid: Collection[Pair] = ()) -> Iterator[Lease]:
+        yield Lease(_PAIR, cast("DecodeClient", self._decode), lambda: None)
+
+    def suspect(self, pair: Pair) -> None: ...
+
+
+def app_over(
+    decode: StubDecode, template: ChatTemplate | None = TEMPLATE, **settings: object
+) -> FastAPI:
+    chosen = RouterSettings.model_validate(
+        {"model_dir": Path("unused"), "model_name": MODEL, "decodes": ("d:1",), **settings}
+    )
+    return create_app(chosen, TOKENIZER, OnePair(decode), template)
+
+
+def post(app: FastAPI, path: str, content: bytes) -> httpx.Response:
+    """One request in a loop of its own, for tests that hypothesis repeats."""
+
+    async def send() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
+            headers = {"content-type": "application/json"}
+            return await client.post(path, content=content, headers=headers)
+
+    return asyncio.run(send())
