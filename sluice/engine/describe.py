@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sluice.config import PoolConfig, SpecConfig
-from sluice.layout.component import Component, Coverage, Kind, Owner
+from sluice.layout.component import SCALE_KINDS, Component, Coverage, Kind, Owner
 from sluice.layout.layout import Geometry, Layout, ModelIdentity, Parallelism, SpecIdentity
 from sluice.models.base import ModelInfo
+from sluice.pools.block_scale import BLOCK_VALUES
 from sluice.types import Role
 
 BYTE_LAYOUT = "rows"
+BLOCK_SCALED_BYTE_LAYOUT = f"rows+ue8m0/{BLOCK_VALUES}"  # scale format / values a scale
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ def describe_layout(
     draft: DraftIdentity | None,
 ) -> Layout:
     """``draft`` None: this pod runs no draft, whatever ``spec`` says."""
+    scaled = any(c.kind in SCALE_KINDS for c in components)
     rings = [c.rows_per_item for c in components if c.kind is Kind.SWA_RING]
     return Layout(
         role=role.value,
@@ -47,7 +50,7 @@ def describe_layout(
             pool_mode=pool.mode.value,
             ring_rows=max(rings, default=0),
             kv_dtype=pool.kv_dtype,
-            byte_layout=BYTE_LAYOUT,
+            byte_layout=BLOCK_SCALED_BYTE_LAYOUT if scaled else BYTE_LAYOUT,
         ),
         parallelism=Parallelism(),
         spec=_spec_identity(spec, components, draft),

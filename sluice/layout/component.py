@@ -36,7 +36,12 @@ class Kind(Enum):
     KDA_CONV = "KDA_CONV"  # short-convolution inputs, [heads, columns, key | key | value]
     # The value names the layout: [values, keys] is as common, and square heads hide the difference.
     KDA_RECURRENT = "KDA_RECURRENT_HEADS_KEYS_VALUES"
+    BLOCK_SCALE = "BLOCK_SCALE"  # scales of the component before it, which holds their values
+    BLOCK_SCALE_SWA = "BLOCK_SCALE_SWA"  # the same for window state
     STATE_LENGTH = "STATE_LENGTH"  # how many tokens a request's recurrent state has taken in
+
+
+SCALE_KINDS = frozenset({Kind.BLOCK_SCALE, Kind.BLOCK_SCALE_SWA})
 
 
 class Space(Enum):

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice.errors import GeometryError
-from sluice.layout.component import Component, Coverage, Kind, Owner, Space
+from sluice.layout.component import SCALE_KINDS, Component, Coverage, Kind, Owner, Space
 from sluice.layout.layout import Layout
 from sluice.layout.outcome import Mismatch, Severity
 from sluice.layout.rules import is_ring, render
@@ -115,6 +115,7 @@ def problems_of(layout: Layout, verify_tokens: int) -> tuple[Problem, ...]:
     return (
         *_naming(layout),
         *_draft_rules(layout),
+        *_scales(layout),
         *(p for component in layout.components for p in _component(layout, component)),
         *(p for component in layout.components for p in _rows(layout, component, verify_tokens)),
         *_ring_rows(layout),
@@ -210,6 +211,7 @@ def _whole_context(draft: Sequence[Component]) -> Iterator[Problem]:
         and component.tokens_per_row == 1
         and component.space is Space.PAGE
         for component in draft
+        if component.kind not in SCALE_KINDS
     ]
     if fits != [True]:
         yield Problem(
@@ -222,6 +224,26 @@ def _whole_context(draft: Sequence[Component]) -> Iterator[Problem]:
             ),
             "a dspark draft has one component: KV history, one token a row, in pages",
         )
+
+
+def _scales(layout: Layout) -> Iterator[Problem]:
+    """One row number finds a row's values and its scales, so both components count rows alike."""
+    for index, scales in enumerate(layout.components):
+        if scales.kind not in SCALE_KINDS:
+            continue
+        before = layout.components[index - 1] if index else None
+        if before is None or before.kind in SCALE_KINDS or not _rows_alike(before, scales):
+            yield Problem(
+                f"components[{scales.name}]",
+                f"after {before.name if before else 'nothing'}",
+                "scales come right after the component of their values, with the same layers and rows",
+            )
+
+
+def _rows_alike(values: Component, scales: Component) -> bool:
+    alike = replace(values, name=scales.name, kind=scales.kind, entries=scales.entries) == scales
+    layers = [[entry.layer_id for entry in one.entries] for one in (values, scales)]
+    return alike and layers[0] == layers[1]
 
 
 def _draft_window(layout: Layout, draft: Component) -> Iterator[Problem]:
@@ -285,7 +307,7 @@ def _component(layout: Layout, component: Component) -> Iterator[Problem]:
             f"component {component.window_tokens}, geometry {layout.geometry.window_tokens}",
             "every window is as long as geometry.window_tokens",
         )
-    if layout.geometry.byte_layout == "rows":
+    if layout.geometry.byte_layout.split("+")[0] == "rows":  # what is added are rows as well
         yield from _row_bytes(path, component)
 
 

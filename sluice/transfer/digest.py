@@ -50,7 +50,9 @@ def _on_device(buffer: Tensor, runs: Sequence[Run]) -> Iterator[memoryview]:
     """The same bytes as one copy to the host; a copy per run would wait for the device each time."""
     rows = [torch.arange(run.first, run.first + run.count, device=buffer.device) for run in runs]
     if rows:
-        yield _bytes_of(buffer.index_select(0, torch.cat(rows)).cpu())
+        # As bytes: devices have no index kernels for 8-bit floats.
+        as_bytes = buffer.view(len(buffer), -1).view(torch.uint8)
+        yield _bytes_of(as_bytes.index_select(0, torch.cat(rows)).cpu())
 
 
 def _bytes_of(rows: Tensor) -> memoryview:

@@ -22,6 +22,7 @@ from sluice.models.llama.rope import Rotation, apply_rope, rotation_at
 from sluice.models.llama.weights import LayerWeights
 from sluice.pools.base import RequestTables, StateMemory
 from sluice.pools.rows import physical_rows
+from sluice.pools.state_rows import StateRows
 
 
 @dataclass(frozen=True)
@@ -98,14 +99,14 @@ def context_kv(
 
 
 def block_attention(
-    x_BND: Tensor, weights: LayerWeights, config: LlamaConfig, plan: BlockPlan, buffer: Tensor
+    x_BND: Tensor, weights: LayerWeights, config: LlamaConfig, plan: BlockPlan, context: StateRows
 ) -> Tensor:
-    """``[B, N, D]`` from the normed input rows. ``buffer [rows, K, 2, d]`` is the layer's context."""
+    """``[B, N, D]`` from the normed input rows. ``context`` is the layer's state, ``[K, 2, d]`` a row."""
     batch, rows = x_BND.shape[:2]
     x_TD = x_BND.flatten(0, 1)
     q_BKQd = _queries(x_TD, weights, config, plan.rotation, batch)
     own_BNK2d = context_kv(x_TD, weights, config, plan.rotation).unflatten(0, (batch, rows))
-    past_BLK2d = buffer[plan.row_BL].to(x_BND.dtype)
+    past_BLK2d = context.read(plan.row_BL, x_BND.dtype)
     kv_BMK2d = torch.cat((past_BLK2d, own_BNK2d), dim=1)
     k_BKMd, v_BKMd = kv_BMK2d.permute(3, 0, 2, 1, 4).unbind(0)
     o_BKQd = F.scaled_dot_product_attention(q_BKQd, k_BKMd, v_BKMd, attn_mask=plan.visible_B1QM)

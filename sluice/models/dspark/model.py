@@ -26,6 +26,7 @@ from sluice.models.llama.model import mlp
 from sluice.models.llama.rope import rope_frequencies, rotation_at
 from sluice.pools.base import BufferSpec, RequestTables, StateMemory
 from sluice.pools.rows import physical_rows
+from sluice.pools.state_rows import state_rows
 
 # Gathered context is bounded by drafting blocks in groups of about this many values.
 _VALUES_A_GATHER = 1 << 24
@@ -82,9 +83,8 @@ class DSparkDraft:
             memory.component(DRAFT_KV), batch.tables, batch.segment_T, batch.positions_T
         )
         for layer_id, layer in zip(draft_layer_ids(self._config), weights.layers, strict=True):
-            buffer = memory.buffer(DRAFT_KV, layer_id)
             kv_TK2d = context_kv(context_TD, layer, layers, rotation)
-            buffer.index_copy_(0, row_T, kv_TK2d.to(buffer.dtype))
+            state_rows(memory, DRAFT_KV, layer_id).write(row_T, kv_TK2d)
 
     @torch.no_grad()
     def block(
@@ -142,8 +142,8 @@ class DSparkDraft:
         x_BND = self._embed[ids_BN]
         for layer_id, layer in zip(draft_layer_ids(config), self._weights.layers, strict=True):
             normed_BND = rms_norm(x_BND, layer.attn_norm, layers.norm_eps)
-            buffer = memory.buffer(DRAFT_KV, layer_id)
-            x_BND = x_BND + block_attention(normed_BND, layer, layers, plan, buffer)
+            rows = state_rows(memory, DRAFT_KV, layer_id)
+            x_BND = x_BND + block_attention(normed_BND, layer, layers, plan, rows)
             x_BND = x_BND + mlp(rms_norm(x_BND, layer.mlp_norm, layers.norm_eps), layer)
         return rms_norm(x_BND, self._weights.norm, layers.norm_eps)
 

@@ -15,20 +15,21 @@ from sluice.models.llama.config import LlamaConfig
 from sluice.models.llama.plan import AttentionPlan, Rectangle
 from sluice.models.llama.rope import apply_rope
 from sluice.models.llama.weights import LayerWeights
+from sluice.pools.state_rows import StateRows
 
 
 def attention(
-    x_TD: Tensor, weights: LayerWeights, config: LlamaConfig, plan: AttentionPlan, buffer: Tensor
+    x_TD: Tensor, weights: LayerWeights, config: LlamaConfig, plan: AttentionPlan, rows: StateRows
 ) -> Tensor:
     """Write this batch's keys and values, then attend, ``[T, D]``. ``x_TD`` is the normed input.
 
-    ``buffer [rows, K, 2, d]`` is the layer's state.
+    ``rows`` is the layer's state, ``[K, 2, d]`` a row.
     """
     q_THd, k_TKd, v_TKd = _project(x_TD, weights, config)
     q_THd, k_TKd = apply_rope(q_THd, plan.rotation), apply_rope(k_TKd, plan.rotation)
     kv_TK2d = torch.stack((k_TKd, v_TKd), dim=2)
-    buffer.index_copy_(0, plan.written_row_T, kv_TK2d.to(buffer.dtype))
-    parts = [_attend(q_THd[one.tokens], one, buffer) for one in plan.rectangles]
+    rows.write(plan.written_row_T, kv_TK2d)
+    parts = [_attend(q_THd[one.tokens], one, rows) for one in plan.rectangles]
     o_THd = parts[0] if len(parts) == 1 else torch.cat(parts)
     return F.linear(o_THd.flatten(1), weights.wo, weights.bo)
 
@@ -46,14 +47,14 @@ def _project(
     return q_THd, k_TKd, v_TKd
 
 
-def _attend(q_THd: Tensor, rectangle: Rectangle, buffer: Tensor) -> Tensor:
+def _attend(q_THd: Tensor, rectangle: Rectangle, rows: StateRows) -> Tensor:
     """Softmax attention of one rectangle's tokens, ``[S*N, H, d]``.
 
     Heads of a group are more queries on the same keys, so that nothing is repeated per head.
     """
-    kv_SLK2d = buffer[rectangle.row_SL].to(q_THd.dtype)
+    kv_SLK2d = rows.read(rectangle.row_SL, q_THd.dtype)
     k_SKLd, v_SKLd = kv_SLK2d.permute(3, 0, 2, 1, 4).unbind(0)
-    num_kv_heads, head_dim = buffer.shape[1], buffer.shape[3]
+    num_kv_heads, head_dim = k_SKLd.shape[1], k_SKLd.shape[3]
     q_SNKGd = q_THd.view(
         -1, rectangle.queries, num_kv_heads, q_THd.shape[1] // num_kv_heads, head_dim
     )

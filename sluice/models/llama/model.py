@@ -19,6 +19,7 @@ from sluice.models.llama.rope import rope_frequencies
 from sluice.models.llama.state import KV, target_state
 from sluice.models.llama.weights import LayerWeights, LlamaWeights
 from sluice.pools.base import BufferSpec, StateMemory
+from sluice.pools.state_rows import state_rows
 
 
 class LlamaTarget:
@@ -63,7 +64,8 @@ class LlamaTarget:
         x_TD = self._weights.embed[batch.ids_T]
         for layer, weights in enumerate(self._weights.layers):
             normed_TD = rms_norm(x_TD, weights.attn_norm, config.norm_eps)
-            x_TD = x_TD + attention(normed_TD, weights, config, plan, memory.buffer(KV, layer))
+            rows = state_rows(memory, KV, layer)
+            x_TD = x_TD + attention(normed_TD, weights, config, plan, rows)
             x_TD = x_TD + mlp(rms_norm(x_TD, weights.mlp_norm, config.norm_eps), weights)
             if capture is not None:
                 capture.after_layer(layer, x_TD)

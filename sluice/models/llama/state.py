@@ -6,17 +6,20 @@ from sluice.errors import ConfigError
 from sluice.layout.component import Coverage, Kind, Owner
 from sluice.models.llama.config import LlamaConfig
 from sluice.pools.base import BufferSpec
+from sluice.pools.block_scale import MXFP8, stored
 
 KV = "target.kv"
-_KV_DTYPES = ("float32", "bfloat16", "float16")
+_KV_DTYPES = ("float32", "bfloat16", "float16", MXFP8)
 _HEAD_AXIS = 0
 
 
 def target_state(config: LlamaConfig, kv_dtype: str) -> tuple[BufferSpec, ...]:
-    """One component with a row a token: ``[kv_heads, 2, head_dim]``, key then value of each head.
+    """One component with a row a token: ``[kv_heads, 2, head_dim]``, key then value of each head; with
+    ``mxfp8`` its scales follow as a second one.
 
     Heads come first because tensor parallelism splits them: a rank's share of a row is then one
-    stretch of bytes. Raises ConfigError for a row dtype this code can't compute with.
+    stretch of bytes. Raises ConfigError for a row dtype this code can't compute with, GeometryError
+    for heads that aren't whole mxfp8 blocks.
     """
     if kv_dtype not in _KV_DTYPES:
         raise ConfigError(
@@ -24,7 +27,7 @@ def target_state(config: LlamaConfig, kv_dtype: str) -> tuple[BufferSpec, ...]:
             f"known: {list(_KV_DTYPES)}",
             stage="pools",
         )
-    return (
+    return stored(
         BufferSpec(
             name=KV,
             owner=Owner.TARGET,
@@ -36,5 +39,5 @@ def target_state(config: LlamaConfig, kv_dtype: str) -> tuple[BufferSpec, ...]:
             dtype=kv_dtype,
             row_shape=(config.num_kv_heads, 2, config.head_dim),
             shard_axis=_HEAD_AXIS,
-        ),
+        )
     )
