@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
 from sluice.errors import BadRequest, Overloaded, PeerLost, TransferFailed
-from tests.integration.router_harness import MODEL, ScriptedDecode, fails, router_over, says
+from sluice.types import FinishReason
+from tests.integration.router_harness import (
+    MODEL,
+    TEMPLATE,
+    ScriptedDecode,
+    fails,
+    hangs,
+    router_over,
+    says,
+    until,
+)
 
 T = TypeVar("T")
 
@@ -56,6 +68,126 @@ async def test_stream_with_usage() -> None:
 
     async with router_over(ScriptedDecode([says("Hello", " world")])) as stack:
         assert await _with_client(stack.url, use) == ("Hello world", [9])
+
+
+_MESSAGES: list[ChatCompletionMessageParam] = [
+    {"role": "developer", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+]
+
+
+@asynccontextmanager
+async def _async_client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    http = httpx.AsyncClient(trust_env=False)
+    async with openai.AsyncOpenAI(
+        base_url=f"{url}/v1", api_key="x", max_retries=0, http_client=http
+    ) as client:
+        yield client
+
+
+@pytest.mark.asyncio
+async def test_chat() -> None:
+    def use(client: openai.OpenAI) -> ChatCompletion:
+        return client.chat.completions.create(
+            model=MODEL, messages=_MESSAGES, max_completion_tokens=5, n=2, seed=1
+        )
+
+    async with router_over(ScriptedDecode([says("Hello", " world")]), template=TEMPLATE) as stack:
+        chat = await _with_client(stack.url, use)
+    assert [choice.index for choice in chat.choices] == [0, 1]
+    for choice in chat.choices:
+        assert (choice.message.role, choice.message.content) == ("assistant", "Hello world")
+        assert choice.finish_reason == "length"
+        assert choice.message.tool_calls is None
+    assert chat.usage is not None
+    assert (chat.usage.prompt_tokens, chat.usage.completion_tokens) == (5, 8)
+    assert chat._request_id == chat.id
+
+
+@pytest.mark.asyncio
+async def test_chat_stream_with_its_own_accumulator() -> None:
+    def use(client: openai.OpenAI) -> tuple[list[str], ChatCompletion]:
+        with client.chat.completions.stream(
+            model=MODEL, messages=_MESSAGES, stream_options={"include_usage": True}
+        ) as stream:
+            deltas = [event.delta for event in stream if event.type == "content.delta"]
+            return deltas, stream.get_final_completion()
+
+    # The client's accumulator raises an error of its own when "length" ended the answer.
+    decode = ScriptedDecode([says("Hello", " world", reason=FinishReason.STOP)])
+    async with router_over(decode, template=TEMPLATE) as stack:
+        # The client sends its answer back in the next turn: its nulls mustn't be refused.
+        deltas, final = await _with_client(stack.url, use)
+        turns = [*_MESSAGES, final.choices[0].message.model_dump()]
+        again = await stack.http.post("/v1/chat/completions", json={"messages": turns})
+    assert "".join(deltas) == "Hello world"
+    assert final.choices[0].message.content == "Hello world"
+    assert final.choices[0].finish_reason == "stop"
+    assert final.usage is not None
+    assert final.usage.total_tokens == 9
+    assert again.status_code == 200, again.text
+
+
+@pytest.mark.asyncio
+async def test_async_chat_whole_and_streamed() -> None:
+    async with (
+        router_over(ScriptedDecode([says("Hello", " world")]), template=TEMPLATE) as stack,
+        _async_client(stack.url) as client,
+    ):
+        whole = await client.chat.completions.create(model=MODEL, messages=_MESSAGES)
+        stream = await client.chat.completions.create(model=MODEL, messages=_MESSAGES, stream=True)
+        chunks = [chunk async for chunk in stream]
+    assert whole.choices[0].message.content == "Hello world"
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    assert text == "Hello world"
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+@pytest.mark.asyncio
+async def test_an_async_client_that_closes_its_stream_cancels_the_pod() -> None:
+    decode = ScriptedDecode([hangs("some")])
+    async with (
+        router_over(decode, template=TEMPLATE) as stack,
+        _async_client(stack.url) as client,
+    ):
+        stream = await client.chat.completions.create(model=MODEL, messages=_MESSAGES, stream=True)
+        await anext(aiter(stream))
+        await stream.close()
+        await until(lambda: decode.open == 0, 2.0)
+
+
+@pytest.mark.asyncio
+async def test_no_template_and_tools_are_bad_requests_with_param() -> None:
+    async with (
+        router_over(ScriptedDecode([says("x")])) as stack,
+        _async_client(stack.url) as client,
+    ):
+        with pytest.raises(openai.BadRequestError, match="no chat template") as template:
+            await client.chat.completions.create(model=MODEL, messages=_MESSAGES)
+        with pytest.raises(openai.BadRequestError, match="tools is not supported") as tools:
+            await client.chat.completions.create(
+                model=MODEL,
+                messages=_MESSAGES,
+                tools=[{"type": "function", "function": {"name": "f"}}],
+            )
+    assert (template.value.param, tools.value.param) == ("messages", "tools")
+    assert template.value.request_id
+    assert template.value.request_id != tools.value.request_id
+
+
+@pytest.mark.asyncio
+async def test_async_error_in_a_chat_stream_raises() -> None:
+    decode = ScriptedDecode([fails(TransferFailed("it broke"), "some")])
+    async with (
+        router_over(decode, template=TEMPLATE) as stack,
+        _async_client(stack.url) as client,
+    ):
+        stream = await client.chat.completions.create(model=MODEL, messages=_MESSAGES, stream=True)
+        with pytest.raises(openai.APIError, match="it broke"):
+            async for _ in stream:
+                pass
 
 
 @pytest.mark.asyncio
