@@ -26,6 +26,7 @@ from tools.training_data import encode_paragraphs
 SEED = 7
 ROW_TOKENS = 512
 PROMPT_CHARS = 160
+EARLY_STEPS = 6  # greedy text of so small a model soon loops, and loops are easy to draft
 FILLER_CHARS = (0, 120, 300, 600, 900)
 
 
@@ -86,25 +87,32 @@ def prose_prompts(tokenizer: Tokenizer, paragraphs: Sequence[str], count: int) -
     return [encode(tokenizer, p[:PROMPT_CHARS].rsplit(" ", 1)[0]) for p in rng.sample(long, count)]
 
 
-def report(model: TinyDeepseekV4, tokenizer: Tokenizer, held_out: Sequence[str], quick: bool) -> None:
-    """Print every figure."""
+def report(
+    model: TinyDeepseekV4, tokenizer: Tokenizer, held_out: Sequence[str], quick: bool, recall: bool
+) -> None:
+    """Print every figure, the recall rates only if asked."""
     bits, nats, agreement = held_out_figures(model, tokenizer, held_out, 8 if quick else 40)
     print(f"held out: {bits:.3f} bits/char, {nats:.3f} nats/token; NextN = target argmax: {agreement:.3f}", flush=True)
-    for filler in FILLER_CHARS:
+    for filler in FILLER_CHARS if recall else ():
         rng = random.Random(f"{SEED}:{filler}")
-        questions = [recall_question(rng, 6, filler, held_out) for _ in range(20 if quick else 100)]
+        questions = [recall_question(rng, 6, filler, held_out) for _ in range(20 if quick else 60)]
         mean = sum(len(encode(tokenizer, q.prompt[-q.distance_chars :])) for q in questions) / len(questions)
         rate = exact_rate(model, tokenizer, questions)
-        copies = [copy_question(rng, 8, filler, held_out) for _ in range(10 if quick else 50)]
+        copies = [copy_question(rng, 8, filler, held_out) for _ in range(10 if quick else 30)]
         print(
             f"filler {filler:4d} chars (answer {mean:.0f} tokens back): recall {rate:.2f}, "
             f"8-word copy {exact_rate(model, tokenizer, copies):.2f}",
             flush=True,
         )
-    prompts = prose_prompts(tokenizer, held_out, 4 if quick else 16)
+    prompts = prose_prompts(tokenizer, held_out, 4 if quick else 12)
     for temperature in (0.0, 0.7):
-        length, made = acceptance(model, prompts, 64 if quick else 96, temperature)
-        print(f"acceptance length at T={temperature}: {length:.2f} of 4", flush=True)
+        length, made = acceptance(model, prompts, 64 if quick else 80, temperature)
+        early = [n for g in made for n in g.emitted_per_step[:EARLY_STEPS]]
+        print(
+            f"acceptance length at T={temperature}: {length:.2f} of 4 "
+            f"(first {EARLY_STEPS} steps, before loops: {sum(early) / len(early):.2f})",
+            flush=True,
+        )
         for prompt, generation in list(zip(prompts, made, strict=True))[:4]:
             print(f"  {tokenizer.decode(prompt[-12:])!r} -> {tokenizer.decode(list(generation.tokens))!r}")
 
@@ -115,10 +123,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--no-recall", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     tokenizer = Tokenizer.from_file(str(args.folder / "tokenizer.json"))
-    report(load_checkpoint(args.folder), tokenizer, load_corpus(args.cache).held_out, args.quick)
+    held_out = load_corpus(args.cache).held_out
+    report(load_checkpoint(args.folder), tokenizer, held_out, args.quick, not args.no_recall)
 
 
 if __name__ == "__main__":
