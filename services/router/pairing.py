@@ -10,13 +10,16 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sluice.errors import NotReady, SluiceError
+from sluice.errors import DeadlineExceeded, NotReady, SluiceError
 from sluice.rpc.client import DecodeClient
 from sluice.rpc.messages import DecodeStatus
 from sluice.telemetry.logging import get_logger
 
 _STATUS_TIMEOUT_S = 1.0
 _MAX_BACKOFF_S = 2.0
+_LATE_ANSWERS = (
+    3  # a busy pod answers between two steps; only so many late ones in a row are a loss
+)
 _log = get_logger(__name__)
 
 
@@ -80,6 +83,8 @@ class _Decode:
     client: DecodeClient
     status: DecodeStatus | None = None
     problem: str = "not asked yet"
+    late_answers: int = 0
+    max_model_tokens: int = 0  # as last stated: a limit doesn't end with a lost status
     look_again: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -124,8 +129,8 @@ class StaticPairing:
         return Readiness(tuple(pairs), tuple(reasons))
 
     def max_model_tokens(self) -> int:
-        statuses = (decode.status for decode in self._decodes.values())
-        return min((s.max_model_tokens for s in statuses if s and s.max_model_tokens), default=0)
+        stated = (decode.max_model_tokens for decode in self._decodes.values())
+        return min((limit for limit in stated if limit), default=0)
 
     @contextmanager
     def lease(self, avoid: Collection[Pair] = ()) -> Iterator[Lease]:
@@ -194,6 +199,13 @@ class StaticPairing:
         before = decode.status is not None
         try:
             decode.status = await decode.client.get_status(_STATUS_TIMEOUT_S)
+            decode.late_answers = 0
+            decode.max_model_tokens = decode.status.max_model_tokens
+        except DeadlineExceeded as error:
+            decode.late_answers += 1
+            decode.problem = str(error)
+            if decode.late_answers >= _LATE_ANSWERS:
+                decode.status = None
         except SluiceError as error:
             decode.status, decode.problem = None, str(error)
         except Exception as error:  # a watcher that died would freeze the view for ever

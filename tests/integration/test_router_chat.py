@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sluice.errors import BadRequest, TransferFailed
@@ -9,6 +11,7 @@ from sluice.text.chat import ChatTemplate
 from sluice.types import FinishReason
 from tests.integration.router_harness import (
     MODEL,
+    READY,
     TEMPLATE,
     TOKENIZER,
     ScriptedDecode,
@@ -106,6 +109,14 @@ async def test_limits_under_both_names_and_the_context_without_one() -> None:
     assert asked == [3, 4, 5, 200 - len(decode.calls[0].prompt)]
     assert both.status_code == 400
     assert both.json()["error"]["param"] == "max_completion_tokens"
+
+
+@pytest.mark.asyncio
+async def test_a_pod_without_a_limit_does_not_make_chats_one_token_long() -> None:
+    decode = ScriptedDecode([says("x")], replace(READY, max_model_tokens=0))
+    async with router_over(decode, template=TEMPLATE) as stack:
+        assert (await stack.chat(_USER)).status_code == 200
+    assert decode.calls[0].sampling.max_tokens == 1024
 
 
 @pytest.mark.asyncio

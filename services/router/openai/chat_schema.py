@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from services.router.openai.policy import CHAT_OFF, MESSAGE_OFF, CheckedBody, Off, checked_text
-from services.router.openai.schema import Answer, GenerationRequest, Steps, StopReason
+from services.router.openai.schema import Answer, GenerationRequest, Steps, StopReason, UsageBody
 from sluice.errors import BadRequest
 from sluice.text.chat import Message
 
@@ -115,6 +115,7 @@ class ChatChoice(Steps):
 class ChatCompletion(Answer):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
+    usage: UsageBody | None = None
 
 
 class Delta(BaseModel):
@@ -134,3 +135,4 @@ class ChunkChoice(Steps):
 class ChatChunk(Answer):
     object: Literal["chat.completion.chunk"]
     choices: list[ChunkChoice]
+    usage: UsageBody | None = None

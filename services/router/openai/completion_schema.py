@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from services.router.openai.policy import COMPLETION_OFF, Off, checked_text
-from services.router.openai.schema import Answer, GenerationRequest, Steps, StopReason
+from services.router.openai.schema import Answer, GenerationRequest, Steps, StopReason, UsageBody
 
 Prompt = str | tuple[int, ...]
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -73,3 +73,4 @@ class Completion(Answer):
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[Choice]
+    usage: UsageBody | None = None

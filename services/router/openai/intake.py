@@ -25,6 +25,7 @@ from sluice.text.tokenizer import ModelTokenizer
 from sluice.types import RequestId
 
 _INLINE_CHARS = 20_000  # longer texts are tokenised off the event loop
+_UNLIMITED_ANSWER_TOKENS = 1024  # of a chat that states no limit, on pods that state none
 _log = get_logger(__name__)
 
 
@@ -75,7 +76,8 @@ class Intake:
             add_special_tokens=bool(body.add_special_tokens),
         )
         if max_tokens is None:
-            max_tokens = max(self.max_model_tokens() - len(ids), 1)
+            limit = self.max_model_tokens() or len(ids) + _UNLIMITED_ANSWER_TOKENS
+            max_tokens = max(limit - len(ids), 1)
         return self._jobs(body, [ids], "messages", max_tokens, request_id, deadline)
 
     def check_model(self, name: str | None) -> None:

@@ -108,9 +108,9 @@ class Answer(BaseModel):
     """What a whole answer and a chunk of a stream have in common."""
 
     id: str
+    object: str
     created: int
     model: str
-    usage: UsageBody | None = None
 
 
 class Model(BaseModel):

@@ -11,7 +11,7 @@ import pytest
 
 from services.router import pairing
 from services.router.pairing import Pair, StaticPairing
-from sluice.errors import NotReady, PeerLost
+from sluice.errors import DeadlineExceeded, NotReady, PeerLost
 from sluice.rpc.messages import DecodeStatus, PeerStatus
 from tests.integration.router_harness import READY
 
@@ -49,8 +49,10 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, DecodeStatus | Excepti
 
 
 @asynccontextmanager
-async def _running(*decodes: str, prefills: tuple[str, ...] = ()) -> AsyncIterator[StaticPairing]:
-    source = StaticPairing(decodes, prefills, refresh_s=0.02)
+async def _running(
+    *decodes: str, prefills: tuple[str, ...] = (), refresh_s: float = 0.02
+) -> AsyncIterator[StaticPairing]:
+    source = StaticPairing(decodes, prefills, refresh_s)
     await source.start()
     try:
         yield source
@@ -138,6 +140,48 @@ async def test_a_lost_pod_comes_back(answers: dict[str, DecodeStatus | Exception
         source.suspect(Pair("d:1", "x"))  # looks again at once, whatever the back-off
         await asyncio.sleep(0.01)
         assert len(source.readiness().pairs) == 1
+        assert source.max_model_tokens() == READY.max_model_tokens
+
+
+async def _asked_again(source: StaticPairing, times: int = 1) -> None:
+    client = source._decodes["d:1"].client
+    assert isinstance(client, _Client)
+    for _ in range(times):
+        before = client.asked
+        source.suspect(Pair("d:1", "x"))
+        async with asyncio.timeout(2):
+            while client.asked == before:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+
+@pytest.mark.asyncio
+async def test_a_busy_pod_that_answers_late_is_not_lost_at_once(
+    answers: dict[str, DecodeStatus | Exception],
+) -> None:
+    """A step of a large model on a loaded machine outlasts the status call; new clients got 503."""
+    answers["d:1"] = READY
+    async with _running("d:1", refresh_s=60.0) as source:
+        answers["d:1"] = DeadlineExceeded("late")
+        await _asked_again(source, 2)
+        assert source.readiness().pairs
+        answers["d:1"] = READY
+        await _asked_again(source)
+        answers["d:1"] = DeadlineExceeded("late")
+        await _asked_again(source, 2)
+        assert source.readiness().pairs, "an answer in time starts the count anew"
+        await _asked_again(source)
+        assert source.readiness().reasons == ("decode d:1: late",)
+
+
+@pytest.mark.asyncio
+async def test_a_lost_pods_limit_stays_known(
+    answers: dict[str, DecodeStatus | Exception],
+) -> None:
+    answers["d:1"] = READY
+    async with _running("d:1", refresh_s=60.0) as source:
+        answers["d:1"] = PeerLost("down")
+        await _asked_again(source)
+        assert source.readiness().pairs == ()
         assert source.max_model_tokens() == READY.max_model_tokens
 
 
