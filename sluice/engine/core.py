@@ -24,6 +24,7 @@ from sluice.engine.outputs import (
     Reservation,
     Reserved,
 )
+from sluice.engine.prefix import PrefixStore
 from sluice.engine.request import ActiveRequest, OnChunk, Status
 from sluice.engine.runner import Runner
 from sluice.engine.scheduler import Scheduler
@@ -39,6 +40,7 @@ from sluice.errors import (
 from sluice.layout.layout import Layout
 from sluice.models.base import DraftModel, ModelInfo, TargetModel
 from sluice.models.dspark.model import DSparkDraft
+from sluice.models.snapshots import SnapshotGrid
 from sluice.pools.backup import check_backup
 from sluice.pools.memory import Memory
 from sluice.spec.build import build_drafter, draft_digest
@@ -82,7 +84,12 @@ class EngineCore:
         window_tokens = draft_window_tokens(memory.components())
         committed = CommittedTarget(target, memory)
         self._runner = Runner(committed, target.logits, drafter, memory, window_tokens)
-        self._scheduler = Scheduler(role, memory, config, spec.steps if self._drafts else 0)
+        prefixes = None
+        if config.prefix_bytes > 0 and role is not Role.DECODE:
+            grid = SnapshotGrid(config.prefix_interval_tokens, pool.page_tokens, spec.verify_tokens)
+            prefixes = PrefixStore(memory, grid, config.prefix_bytes)
+        draft_steps = spec.steps if self._drafts else 0
+        self._scheduler = Scheduler(role, memory, config, draft_steps, prefixes)
         self._limits = RequestLimits.of(target.info, config)
         self._eos_ids = frozenset(target.info.eos_token_ids)
         self._requests: dict[RequestId, ActiveRequest] = {}
@@ -252,6 +259,7 @@ class EngineCore:
         for chunk, first_token in zip(plan.prefills, result.first_tokens, strict=True):
             request = self._requests[chunk.request_id]
             chunk.tables.kv_len = chunk.stop
+            self._scheduler.keep_prefix(chunk)
             if not chunk.final:
                 self._memory.advance(chunk.tables, chunk.stop)
             if self.role is Role.PREFILL:
@@ -293,7 +301,7 @@ class EngineCore:
             request.on_chunk(
                 ChunkReady(
                     request_id=request.request_id,
-                    start=chunk.start,
+                    start=request.announced_tokens,
                     stop=chunk.stop,
                     final=chunk.final,
                     first_token=first_token,
@@ -305,10 +313,12 @@ class EngineCore:
             log.exception("on_chunk of request %s failed", request.request_id)
             self._fail(request, _internal(error, "on_chunk"))
             return
+        request.announced_tokens = chunk.stop
         if first_token is not None:
             _, reason = request.append((first_token,))
             queue_s = request.admitted_s - request.arrived_s
-            outcome = PrefillOutcome(first_token, reason, queue_s, prefill_s)
+            cached = request.cached_tokens
+            outcome = PrefillOutcome(first_token, reason, queue_s, prefill_s, cached)
             self._outputs.append(Prefilled(request.request_id, outcome))
 
     # ---- endings

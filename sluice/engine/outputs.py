@@ -12,8 +12,8 @@ from sluice.types import FinishReason, Request, RequestId, TokenEvent
 
 @dataclass(frozen=True)
 class ChunkReady:
-    """Prefill role: rows ``[start, stop)`` of the prompt are computed, and final for HISTORY
-    components.
+    """Prefill role: rows ``[start, stop)`` of the prompt are there (computed, or from a kept prefix),
+    and final for HISTORY components.
 
     ``first_token`` comes with the final chunk. ``tables`` may be read until ``release()``.
     ``fence()`` blocks until the device has finished the target's AND the draft's kernels of this
@@ -37,6 +37,7 @@ class PrefillOutcome:
     finish_reason: FinishReason | None
     queue_s: float
     prefill_s: float
+    cached_tokens: int = 0  # of the prompt, from a kept prefix
 
 
 @dataclass(frozen=True)

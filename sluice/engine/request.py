@@ -54,6 +54,8 @@ class ActiveRequest:
     number: int = 0  # order of arrival: the older of two is never taken off for the younger
     promised_tokens: int = 0  # positions that memory is promised for
     backup: StateBackup | None = None  # while retracted
+    cached_tokens: int = 0  # prompt rows whose state came from a kept prefix
+    announced_tokens: int = 0  # prefill: rows that on_chunk has heard of
     draft_ready: bool = False  # draft.hidden belongs to the newest committed position
     arrived_s: float = field(default_factory=time.monotonic)
     admitted_s: float = 0.0

@@ -14,11 +14,13 @@ everybody else either is retracted for it or (prompts, reservations) never needs
 from __future__ import annotations
 
 import math
+import sys
 from bisect import insort
 from collections import deque
 
 from sluice.config import EngineConfig
 from sluice.engine.batch import DecodeWork, PrefillWork, StepPlan
+from sluice.engine.prefix import PrefixStore
 from sluice.engine.request import ActiveRequest, Status
 from sluice.engine.window import draft_window_tokens, window_floor
 from sluice.errors import BadRequest, ConfigError, Overloaded
@@ -36,11 +38,19 @@ class Scheduler:
     outputs.
     """
 
-    def __init__(self, role: Role, memory: Memory, config: EngineConfig, draft_steps: int) -> None:
+    def __init__(
+        self,
+        role: Role,
+        memory: Memory,
+        config: EngineConfig,
+        draft_steps: int,
+        prefixes: PrefixStore | None = None,
+    ) -> None:
         self._role = role
         self._memory = memory
         self._config = config
         self._draft_steps = draft_steps
+        self._prefixes = prefixes
         self._components = memory.components()
         self._draft_window_tokens = draft_window_tokens(self._components)
         self._queue: deque[ActiveRequest] = deque()
@@ -102,7 +112,6 @@ class Scheduler:
             self._queue.popleft()
             tables = self._memory.open(request.request_id, promise)
             request.promised_tokens = promise
-            tables.draft_valid_from = max(0, request.prompt_tokens - self._draft_window_tokens)
             if self._role is Role.DECODE:
                 request.admit(Status.RESERVED, tables)
                 self._reserved.append(request)
@@ -110,6 +119,8 @@ class Scheduler:
             else:
                 request.admit(Status.PREFILLING, tables)
                 self._prefilling.append(request)
+                self._reuse_prefix(request)
+            tables.draft_valid_from = max(0, request.prompt_tokens - self._draft_window_tokens)
             admitted.append(request)
         return admitted
 
@@ -122,6 +133,11 @@ class Scheduler:
         decodes = self._plan_decodes(budget - kept)
         used = sum(work.num_tokens for work in decodes)
         return StepPlan(decodes, self._plan_prefills(max(kept, budget - used)))
+
+    def keep_prefix(self, chunk: PrefillWork) -> None:
+        """A chunk has ended; where that is on the grid, what it left can serve other prompts."""
+        if self._prefixes is not None:
+            self._prefixes.keep(chunk.prompt, chunk.tables)
 
     def start_running(self, request: ActiveRequest) -> None:
         """A prompt is complete here (aggregated) or was adopted (decode)."""
@@ -202,12 +218,13 @@ class Scheduler:
         return False
 
     def _restore_retracted(self) -> bool:
-        """Bring back retracted requests while they fit, oldest first. False when some remain."""
+        """Bring back retracted requests while they fit, oldest first. False when some remain.
+
+        They count as running: nobody is admitted while one is off, so they can't be too many.
+        """
         while self._retracted:
             request = self._retracted[0]
             promise = self._promised_tokens(request)
-            if self._computes_soon >= self._config.max_running:
-                return False
             if not self._memory.can_open(promise):
                 return False
             self._restore(request, promise)
@@ -228,6 +245,21 @@ class Scheduler:
     def _next_stop(self, request: ActiveRequest) -> int:
         """Where the request's next verify step ends."""
         return request.held_tables.kv_len + self._drafts_of(request) + 1
+
+    def _reuse_prefix(self, request: ActiveRequest) -> None:
+        """Start behind the deepest kept prefix of the prompt, if there is one."""
+        if self._prefixes is None:
+            return
+        prompt, tables = request.request.prompt, request.held_tables
+        # At least one row must run for the first token, and a draft must see its window: rows of a
+        # longer prompt's draft window were computed there only if they were that prompt's last too.
+        rows = self._draft_window_tokens
+        limit = len(prompt) - (rows if 0 < rows < sys.maxsize else 1)
+        depth = self._prefixes.find(prompt, limit)
+        if depth > 0:
+            self._extend(request, depth, depth)
+            self._prefixes.restore(prompt, depth, tables)
+            request.cached_tokens = depth
 
     def _extend(self, request: ActiveRequest, num_tokens: int, committed: int) -> None:
         live_from = window_floor(self._components, committed)
@@ -266,6 +298,8 @@ class Scheduler:
             tables, prompt = request.held_tables, request.request.prompt
             start = tables.kv_len
             stop = min(len(prompt), start + budget)
+            if self._prefixes is not None:
+                stop = self._prefixes.grid.chunk_stop(start, stop)
             self._extend(request, stop, stop)
             sampling = request.request.sampling
             works.append(PrefillWork(request.request_id, tables, prompt, start, stop, sampling))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sluice.errors import ConfigError, PoolError
-from sluice.layout.component import Component
+from sluice.layout.component import Component, Coverage
 from sluice.layout.span import Run, span
 from sluice.pools.base import RequestTables
 from sluice.pools.memory import Memory
@@ -30,8 +30,11 @@ class ComponentBackup:
 
 @dataclass(frozen=True)
 class StateBackup:
-    """All of one request's state between two steps, independent of the items it lay in."""
+    """One request's state between two steps, independent of the items it lay in: of history the rows
+    of tokens ``have .. length``, of all else what is live at ``length``.
+    """
 
+    have: int
     length: int  # committed tokens
     draft_valid_from: int
     components: tuple[ComponentBackup, ...]
@@ -53,17 +56,19 @@ def check_backup(memory: Memory) -> None:
         )
 
 
-def back_up(memory: Memory, tables: RequestTables) -> StateBackup:
-    """Copy out what ``tables.kv_len`` committed tokens left. Waits for the device's last forward.
+def back_up(memory: Memory, tables: RequestTables, have: int = 0) -> StateBackup:
+    """Copy out what ``tables.kv_len`` committed tokens left, but for history of the first ``have``.
+    Waits for the device's last forward.
 
     Between steps only: rows of an open verify are nobody's state yet. Raises ``SpanMismatch`` for a
     live row that isn't mapped.
     """
     return StateBackup(
+        have=have,
         length=tables.kv_len,
         draft_valid_from=tables.draft_valid_from,
         components=tuple(
-            _copied(memory, component, span(component, tables, tables.kv_len))
+            _copied(memory, component, span(component, tables, tables.kv_len, have))
             for component in memory.components()
         ),
     )
@@ -75,15 +80,28 @@ def restore(memory: Memory, backup: StateBackup, tables: RequestTables) -> None:
     Raises ``PoolError`` when the backup lacks a component or an entry, has one too many, or counts
     other rows; then ``tables`` must be closed. Nothing is ever skipped.
     """
-    kept = {component.name: component for component in backup.components}
-    wanted = [component.name for component in memory.components()]
-    if sorted(kept) != sorted(wanted):
-        raise PoolError(f"the backup has components {sorted(kept)}, the memory {sorted(wanted)}")
-    for component in memory.components():
-        runs = span(component, tables, backup.length)
-        _put_back(memory, component, runs, kept[component.name])
-    tables.kv_len = backup.length
-    tables.draft_valid_from = backup.draft_valid_from
+    restore_chain(memory, (backup,), tables)
+
+
+def restore_chain(memory: Memory, backups: Sequence[StateBackup], tables: RequestTables) -> None:
+    """``restore`` from pieces, each of which continues the history of the one before it."""
+    at = 0
+    for backup in backups:
+        if backup.have != at:
+            raise PoolError(f"a backup of tokens {backup.have}.. follows one that ends at {at}")
+        at = backup.length
+        kept = {component.name: component for component in backup.components}
+        wanted = [component.name for component in memory.components()]
+        if sorted(kept) != sorted(wanted):
+            raise PoolError(
+                f"the backup has components {sorted(kept)}, the memory {sorted(wanted)}"
+            )
+        for component in memory.components():
+            if component.coverage is Coverage.HISTORY or backup is backups[-1]:
+                runs = span(component, tables, backup.length, backup.have)
+                _put_back(memory, component, runs, kept[component.name])
+    tables.kv_len = at
+    tables.draft_valid_from = backups[-1].draft_valid_from
 
 
 def _copied(memory: Memory, component: Component, runs: Sequence[Run]) -> ComponentBackup:

@@ -11,7 +11,7 @@ import pytest
 from sluice.config import EngineConfig, PoolConfig, PoolMode
 from sluice.engine.core import EngineCore
 from sluice.engine.outputs import ChunkReady, Reserved
-from sluice.errors import Aborted, ConfigError, IllegalTransition
+from sluice.errors import Aborted, BadRequest, ConfigError, IllegalTransition
 from sluice.pools.slots import SlotPool
 from sluice.types import FinishReason, Request, RequestId, Role
 from tests.unit.engine.driving import Story, run_all, run_until_idle, tell
@@ -230,6 +230,12 @@ def test_overcommitted_window_pages_change_no_output(mode: PoolMode) -> None:
     config = EngineConfig(promised_output=0.0)
     core = toy_core(mode=mode, config=config, pool=_tight(mode, pages=64, windows=5))
     assert run_all(core, _requests(40)) == _undisturbed(mode, 3, 40)
+
+
+def test_what_can_never_be_held_whole_is_refused_although_less_is_promised() -> None:
+    core = toy_core(config=EngineConfig(promised_output=0.0), pool=_tight(PoolMode.PAGED))
+    with pytest.raises(BadRequest, match="empty memory"):
+        core.submit(request("a", prompt_of(16), max_tokens=100))
 
 
 def test_without_overcommitment_nobody_is_ever_retracted() -> None:
