@@ -170,7 +170,7 @@ class Attempts:
             prefill_epoch=self._epoch,
             first_token=outcome.first_token,
             prompt_tokens=len(start.prompt),
-            cached_tokens=0,  # no prefix cache on prefill yet
+            cached_tokens=outcome.cached_tokens,
             timings=Timings(outcome.queue_s, outcome.prefill_s, transfer_s),
             components=reports,
         )

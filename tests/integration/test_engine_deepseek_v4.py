@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,12 @@ def _model() -> LoadedModel:
 
 
 def _core(
-    mode: PoolMode, role: Role = Role.AGGREGATED, *, steps: int = 3, budget: int = 4096
+    mode: PoolMode,
+    role: Role = Role.AGGREGATED,
+    *,
+    steps: int = 3,
+    budget: int = 4096,
+    prefix_bytes: int = 0,
 ) -> EngineCore:
     """Every item that a request receives holds NaN first."""
     model, spec = _model(), SpecConfig(steps)
@@ -45,7 +51,12 @@ def _core(
     assert model.draft is not None
     needs = model.target.state_needs(pool.kv_dtype) + model.draft.state_needs(pool.kv_dtype)
     memory = build_memory(needs, pool, spec.verify_tokens)
-    config = EngineConfig(max_batch_tokens=budget, max_running=len(LENGTHS))
+    config = EngineConfig(
+        max_batch_tokens=budget,
+        max_running=len(LENGTHS),
+        prefix_bytes=prefix_bytes,
+        prefix_interval_tokens=128,
+    )
     return EngineCore(role, model.target, model.draft, memory, spec, config, pool)
 
 
@@ -129,6 +140,26 @@ def test_retraction_in_the_middle_changes_neither_tokens_nor_accepted_counts(
     stories = hand_over(_requests(sampling), prefill, decode, retract_every=2)
     assert stories == _aggregated(mode, sampling)
     assert decode.stats().retractions >= 2 * len(LENGTHS)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_kept_prefix_changes_neither_tokens_nor_accepted_counts(mode: PoolMode) -> None:
+    """Whole windows, tails and open blocks come back at a page's end, and the draft's window is the
+    new prompt's own.
+    """
+    core, store_bytes = _core(mode, budget=100, prefix_bytes=1 << 28), 0
+    longest = _requests(lengths=(257,))[0]
+    for length in (257, 130, 257, 200, 160, 129):
+        one = replace(longest, prompt=longest.prompt[:length])
+        expected = run_all(_core(mode), [one])
+        assert run_all(core, [one]) == expected, length
+        prefixes = core._scheduler._prefixes
+        assert prefixes is not None
+        assert prefixes.num_bytes > 0
+        assert store_bytes in (0, prefixes.num_bytes), "later prompts find what the first left"
+        store_bytes = prefixes.num_bytes
+        window = core.info.window_tokens
+        assert prefixes.find(one.prompt, length - window) == (length - window) // 128 * 128
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -41,12 +42,15 @@ def _core(
     *,
     draft: DraftModel | None = None,
     budget: int = 4096,
+    prefix_bytes: int = 0,
 ) -> EngineCore:
     spec = SpecConfig(STEPS)
     pool = PoolConfig(mode=mode, page_tokens=16, num_pages=80, num_slots=12, fill="nan")
     needs = (*_target().state_needs(pool.kv_dtype), *HIDDEN_ONLY)
     memory = build_memory(needs, pool, spec.verify_tokens)
-    config = EngineConfig(max_batch_tokens=budget)
+    config = EngineConfig(
+        max_batch_tokens=budget, prefix_bytes=prefix_bytes, prefix_interval_tokens=16
+    )
     return EngineCore(role, _target(), draft, memory, spec, config, pool)
 
 
@@ -141,6 +145,17 @@ def test_speculation_changes_no_token_and_no_bit_of_any_state(
 @pytest.mark.parametrize("budget", [3, 16])
 def test_chunked_equals_whole(budget: int) -> None:
     assert _tokens(run_all(_core(budget=budget), _requests())) == _tokens(_plain())
+
+
+def test_a_kept_prefix_changes_no_token() -> None:
+    core = _core(prefix_bytes=1 << 24)
+    longest = _requests()[-1]
+    for length in (40, 40, 33, 32, 17):
+        one = replace(longest, prompt=longest.prompt[:length])
+        assert _tokens(run_all(core, [one])) == _tokens(run_all(_core(), [one]))
+    prefixes = core._scheduler._prefixes
+    assert prefixes is not None
+    assert prefixes.find(longest.prompt, 39) == 32
 
 
 @pytest.mark.parametrize("mode", MODES)
