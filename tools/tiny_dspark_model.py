@@ -154,8 +154,8 @@ class TinyDSpark(nn.Module):
         x = F.embedding(ids_RAS.flatten(1), self._shared[0])
         for layer in self.layers:
             x = layer(x, position_RAS.flatten(1), context_RTD, visible)
-        normed: Tensor = self.norm(x)
-        return normed.unflatten(1, (anchors, size))
+        normed: Tensor = self.norm(x).unflatten(1, (anchors, size))
+        return normed
 
     def logits(self, hidden_RASD: Tensor, previous_RAS: Tensor) -> Tensor:
         """[R, A, S, V] when `previous` stands before each position."""

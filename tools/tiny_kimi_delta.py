@@ -63,4 +63,5 @@ def delta_chunks(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Te
 
 def _chunked(x_BTHd: Tensor) -> Tensor:
     """[B, H, n, c, d]."""
-    return x_BTHd.transpose(1, 2).unflatten(2, (-1, CHUNK_TOKENS)).contiguous()
+    chunks: Tensor = x_BTHd.transpose(1, 2).unflatten(2, (-1, CHUNK_TOKENS))
+    return chunks.contiguous()

@@ -1,19 +1,15 @@
-"""Sampling from the small Kimi model: many rows token by token, and one row with its DSPARK draft.
+"""Sampling many rows from the small Kimi model, token by token.
 
 Shape suffixes: B rows, T tokens, D hidden, H heads, K key width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tools.generation import Generation, choose
-from tools.tiny_dspark_model import TinyDSpark
-from tools.tiny_kimi_model import KdaAttention, MlaAttention, TinyKimi
+from tools.tiny_kimi_model import Block, KdaAttention, MlaAttention, TinyKimi
 
 
 class RecurrentRows:
@@ -63,20 +59,23 @@ def continue_rows(
 ) -> Tensor:
     """Rows of `length` tokens that start with their prompts; BOS may follow as any other token."""
     rows = len(prompt_BT)
-    memory = [
-        RecurrentRows(layer.self_attn, rows)
-        if isinstance(layer.self_attn, KdaAttention)
-        else LatentRows(layer.self_attn, rows, length)
-        for layer in model.model.layers
-    ]
+    blocks = model.blocks()
+    memory = [_memory(block, rows, length) for block in blocks]
     ids = [prompt_BT[:, t] for t in range(prompt_BT.shape[1])]
     for t in range(length - 1):
         x = model.model.embed_tokens(ids[t])
-        for layer, state in zip(model.model.layers, memory, strict=True):
+        for layer, state in zip(blocks, memory, strict=True):
             x = layer.feed(x + state.step(layer.input_layernorm(x)))
         if t == len(ids) - 1:
             ids.append(_choose_rows(model.logits(x), temperature, generator))
     return torch.stack(ids, dim=1)
+
+
+def _memory(block: Block, rows: int, tokens: int) -> RecurrentRows | LatentRows:
+    attention = block.self_attn
+    if isinstance(attention, KdaAttention):
+        return RecurrentRows(attention, rows)
+    return LatentRows(attention, rows, tokens)
 
 
 def _choose_rows(logits_BV: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
@@ -84,35 +83,3 @@ def _choose_rows(logits_BV: Tensor, temperature: float, generator: torch.Generat
         return logits_BV.argmax(-1)
     probabilities = torch.softmax(logits_BV / temperature, dim=-1)
     return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
-
-
-@torch.no_grad()
-def generate(
-    model: TinyKimi,
-    draft: TinyDSpark,
-    prompt: Sequence[int],
-    new_tokens: int,
-    temperature: float = 0.0,
-    seed: int = 0,
-) -> Generation:
-    """Draft, verify, accept. Drafts are greedy, so keeping one exactly when the target's own choice equals
-    it is lossless at any temperature. Everything is computed anew each step."""
-    generator = torch.Generator().manual_seed(seed)
-    streams = model.streams(torch.tensor([list(prompt)]))
-    ids = [*prompt, choose(model.logits(streams[-1])[0, -1], temperature, generator)]
-    emitted: list[int] = []
-    while len(ids) - len(prompt) < new_tokens:
-        base = len(ids) - 1
-        context = draft.context([x[:, :base] for x in streams])
-        drafted = draft.greedy(context, torch.tensor([ids]), torch.tensor([[base]]))[0, 0].tolist()
-        streams = model.streams(torch.tensor([[*ids, *drafted]]))
-        logits = model.logits(streams[-1])[0]
-        accepted = 0
-        for depth in range(len(drafted) + 1):
-            token = choose(logits[base + depth], temperature, generator)
-            ids.append(token)
-            if depth == len(drafted) or token != drafted[depth]:
-                break
-            accepted += 1
-        emitted.append(accepted + 1)
-    return Generation(tuple(ids[len(prompt) :]), tuple(emitted))

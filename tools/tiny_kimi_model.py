@@ -202,6 +202,7 @@ class Block(nn.Module):
             RMSNorm(hidden, eps),
         )
         mla = layer in config.mla_layers
+        self.self_attn: MlaAttention | KdaAttention
         self.self_attn = MlaAttention(config) if mla else KdaAttention(config)
         self.dense = layer < config.first_k_dense_replace
         if self.dense:
@@ -273,6 +274,10 @@ class TinyKimi(nn.Module):
     def forward(self, ids_BT: Tensor) -> Tensor:
         """Logits [B, T, V]."""
         return self.logits(self.streams(ids_BT)[-1])
+
+    def blocks(self) -> list[Block]:
+        """The layers in order."""
+        return [m for m in self.model.layers if isinstance(m, Block)]
 
     def routers(self) -> list[SparseMoe]:
         """Every MoE."""

@@ -113,7 +113,7 @@ def train(
         anchors = random_anchors(ids, plan.anchors, draft.config.block_size, generator)
         each = block_losses(draft, target, ids, anchors)
         loss = (each * fade).sum() / fade.sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimiser.step(rate_at(step, progress))
         losses.append(loss.item())
         if step % 20 == 0:

@@ -68,7 +68,7 @@ def train(model: TinyKimi, data: RowSource, plan: Plan, out: Path | None) -> lis
         tokens, rows = (plan.tokens * 2, plan.rows // 2) if long else (plan.tokens, plan.rows)
         batch = data.batch(step, rows, tokens, reach=min(1.0, 0.3 + 1.5 * progress))
         loss = batch_loss(model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimiser.step(rate_at(step, progress))
         for moe in model.routers():
             balance(moe.gate.e_score_correction_bias, moe.load)
