@@ -27,6 +27,8 @@ def attribute(found: Sequence[Mismatch]) -> tuple[Mismatch, ...]:
 
 def _cause(mismatch: Mismatch, by_path: Mapping[str, Mismatch]) -> str:
     """Empty unless the cause is there and its values lead to exactly these values."""
+    if mismatch.path == _BYTES:
+        return _FORMAT if _FORMAT in by_path and _added(mismatch) else ""
     stem, _, field = mismatch.path.rpartition(".")
     if not stem.startswith("components[") or mismatch.severity is not Severity.FATAL:
         return ""
@@ -35,7 +37,11 @@ def _cause(mismatch: Mismatch, by_path: Mapping[str, Mismatch]) -> str:
     if cause is None:
         return ""
     match field:
-        case "dtype" | "window_tokens":
+        case "dtype":
+            # A format with bytes of its own picks its number types by itself.
+            own = _BYTES in by_path and _added(by_path[_BYTES])
+            explained = own or _values(mismatch) == _values(cause)
+        case "window_tokens":
             explained = _values(mismatch) == _values(cause)
         case "row_bytes":
             dtype = by_path.get(f"{stem}.dtype")
@@ -47,9 +53,10 @@ def _cause(mismatch: Mismatch, by_path: Mapping[str, Mismatch]) -> str:
     return path if explained else ""
 
 
+_FORMAT, _BYTES = "geometry.kv_dtype", "geometry.byte_layout"
 _GEOMETRY_OF = {
-    "dtype": "geometry.kv_dtype",
-    "row_bytes": "geometry.kv_dtype",
+    "dtype": _FORMAT,
+    "row_bytes": _FORMAT,
     "window_tokens": "geometry.window_tokens",
     "rows_per_item": "geometry.page_tokens",
     "space": "geometry.pool_mode",
@@ -58,6 +65,12 @@ _GEOMETRY_OF = {
 
 def _values(mismatch: Mismatch) -> tuple[str, str]:
     return mismatch.prefill_value, mismatch.decode_value
+
+
+def _added(byte_layouts: Mismatch) -> bool:
+    """Whether one byte layout is the other with something beside it, like ``rows`` and ``rows+scales``."""
+    ours, theirs = (value.split("+")[0] for value in _values(byte_layouts))
+    return ours == theirs
 
 
 def _in_proportion(mismatch: Mismatch, cause: Mismatch) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 from sluice.layout.causes import follow
-from sluice.layout.component import Component, Coverage, Entry, Owner
+from sluice.layout.component import SCALE_KINDS, Component, Coverage, Entry, Owner
 from sluice.layout.layout import Layout
 from sluice.layout.outcome import Mismatch, Severity
 from sluice.layout.rules import FieldRule, render, rows_rule, rule_for, setting
@@ -117,6 +117,9 @@ def _missing(
     one_mode = prefill.geometry.pool_mode == decode.geometry.pool_mode
     if component.coverage is Coverage.WINDOW and not one_mode:
         return follow(mismatch, "geometry.pool_mode")
+    one_format = prefill.geometry.kv_dtype == decode.geometry.kv_dtype
+    if component.kind in SCALE_KINDS and not one_format:
+        return follow(mismatch, "geometry.kv_dtype")
     return mismatch
 
 
