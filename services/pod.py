@@ -34,6 +34,7 @@ class Pod:
     worker: TransferWorker
     endpoint: Endpoint
     faults: Faults
+    vocab_size: int
 
     @property
     def epoch(self) -> Epoch:
@@ -74,6 +75,7 @@ async def open_pod(settings: PodSettings, role: Role) -> AsyncIterator[Pod]:
             worker,
             endpoint,
             faults,
+            core.info.vocab_size,
         )
     finally:
         await engine.stop()

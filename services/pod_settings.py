@@ -30,11 +30,12 @@ class PodSettings(BaseSettings):
     kv_dtype: str = "float32"
     debug_fill: str | None = None  # "nan" or "pattern": what a new request finds in its rows
 
-    spec_steps: int = 3  # 0 = no speculation
+    spec_steps: int | None = None  # as the model's draft was made for; 0 = no speculation
     max_batch_tokens: int = 512
     max_running: int = 32
     max_queue: int = 256
     max_model_tokens: int = 4096
+    promised_output: float = 1.0  # below 1: admit more, retract under pressure (see EngineConfig)
 
     drain_s: float = 5.0
     log_level: str = "info"
@@ -60,8 +61,8 @@ class PodSettings(BaseSettings):
             fill=self.debug_fill,
         )
 
-    def spec(self) -> SpecConfig:
-        return SpecConfig(steps=self.spec_steps)
+    def spec(self) -> SpecConfig | None:
+        return None if self.spec_steps is None else SpecConfig(steps=self.spec_steps)
 
     def engine(self) -> EngineConfig:
         return EngineConfig(
@@ -69,6 +70,7 @@ class PodSettings(BaseSettings):
             max_running=self.max_running,
             max_queue=self.max_queue,
             max_model_tokens=self.max_model_tokens,
+            promised_output=self.promised_output,
         )
 
     def faults(self) -> Faults:

@@ -40,7 +40,7 @@ async def serve(settings: DecodeSettings) -> None:
             pod.faults,
             want_digests=settings.verify_digests,
         )
-        canary = Canary(attempts, pod.info.layout)
+        canary = Canary(attempts, pod.info.layout, pod.vocab_size)
         peers.prove = canary.run
         readiness = Readiness(pod, peers, settings.max_quarantined_share)
         servicer = DecodeServicer(

@@ -27,11 +27,11 @@ class CanaryResult:
 class Canary:
     """Long enough that no component's span is empty: one closed block of every ratio, an open one, a full window."""
 
-    def __init__(self, attempts: Attempts, layout: Layout, vocab_size: int = 256) -> None:
+    def __init__(self, attempts: Attempts, layout: Layout, vocab_size: int) -> None:
         self._attempts = attempts
         largest = max((1, *layout.geometry.compression_ratios))
         tokens = max(layout.geometry.window_tokens, largest) + largest // 2 + 1
-        self._prompt = tuple(random.Random(0).randrange(3, vocab_size) for _ in range(tokens))
+        self._prompt = tuple(random.Random(0).randrange(vocab_size) for _ in range(tokens))
 
     async def run(self, prefill_address: str) -> CanaryResult:
         """Raises the typed error of whatever failed."""

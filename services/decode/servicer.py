@@ -116,5 +116,6 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
                 max_model_tokens=self._max_model_tokens,
                 peers=tuple(peer.status() for peer in self._peers.all()),
                 pools=pool_statuses(stats.occupancy),
+                retractions=stats.retractions,
             )
         )

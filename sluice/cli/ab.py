@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
             _over_own_stack(config, console, prompts, sampling, args.concurrency)
         )
     console.print(f"aggregated: {len(prompts)} prompts in this process", highlight=False)
-    mode, spec = PoolMode(args.mode), SpecConfig(args.spec_steps)
+    mode = PoolMode(args.mode)
+    spec = None if args.spec_steps is None else SpecConfig(args.spec_steps)
     aggregated = asyncio.run(
         _aggregated(model_dir, mode, spec, prompts, sampling, args.concurrency)
     )
@@ -132,7 +133,7 @@ def _body(prompt: Prompt, sampling: Sampling) -> dict[str, object]:
 async def _aggregated(
     model_dir: Path,
     mode: PoolMode,
-    spec: SpecConfig,
+    spec: SpecConfig | None,
     prompts: Sequence[Prompt],
     sampling: Sampling,
     concurrency: int,

@@ -28,7 +28,7 @@ class StackConfig:
 
     model_dir: Path
     mode: PoolMode
-    spec_steps: int
+    spec_steps: int | None
     logs: Path
     host: str = "127.0.0.1"
     port: int = 0
@@ -117,9 +117,10 @@ class Stack:
         pod = {
             "MODEL_DIR": str(config.model_dir),
             "POOL_MODE": config.mode.value,
-            "SPEC_STEPS": str(config.spec_steps),
             "NUM_PAGES": str(config.num_pages),
         }
+        if config.spec_steps is not None:
+            pod["SPEC_STEPS"] = str(config.spec_steps)
         return {
             "prefill": pod | {"LISTEN": self.prefill_address},
             "decode": pod | {"LISTEN": self.decode_address, "PEERS": self.prefill_address},

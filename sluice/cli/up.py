@@ -36,7 +36,9 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mode", default="paged", choices=[mode.value for mode in PoolMode], help="pool mode"
     )
-    parser.add_argument("--spec-steps", type=int, default=3, help="drafted tokens a step; 0 = off")
+    parser.add_argument(
+        "--spec-steps", type=int, help="drafted tokens a step; 0 = off, left out = the draft's own"
+    )
     parser.add_argument(
         "--pages", type=int, default=256, metavar="N", help="pages of state a pod, 128 tokens each"
     )

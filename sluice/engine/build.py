@@ -8,6 +8,7 @@ from sluice.config import EngineConfig, PoolConfig, SpecConfig
 from sluice.engine.core import EngineCore
 from sluice.models.registry import load_model
 from sluice.pools.memory import build_memory
+from sluice.spec.build import own_steps
 from sluice.types import Role
 
 
@@ -15,18 +16,21 @@ def build_engine(
     model_dir: Path,
     role: Role,
     pool: PoolConfig,
-    spec: SpecConfig,
+    spec: SpecConfig | None,
     config: EngineConfig,
     *,
     dtype: str = "float32",
 ) -> EngineCore:
     """Load the checkpoint onto ``pool.device`` to compute in ``dtype``, and reserve its state memory.
 
-    The draft is loaded when the checkpoint has one and ``spec.steps > 0``. Rings are sized by
-    ``spec`` in any case, so that a pod without a draft still agrees on them with one that has it.
-    Raises ``ConfigError`` and its children.
+    ``spec`` None speculates as the checkpoint's draft was made for. The draft is loaded when the
+    checkpoint has one and ``spec.steps > 0``; rings are sized by ``spec`` in any case, so that a pod
+    without a draft still agrees on them with one that has it. Raises ``ConfigError`` and its children.
     """
-    loaded = load_model(model_dir, device=pool.device, dtype=dtype, draft=spec.steps > 0)
+    wanted = spec is None or spec.steps > 0
+    loaded = load_model(model_dir, device=pool.device, dtype=dtype, draft=wanted)
+    if spec is None:
+        spec = SpecConfig(own_steps(loaded.draft))
     needs = loaded.target.state_needs(pool.kv_dtype)
     if loaded.draft is not None:
         needs += loaded.draft.state_needs(pool.kv_dtype)

@@ -153,6 +153,7 @@ def status_to_pb(status: DecodeStatus) -> decode_pb2.GetStatusResponse:
             for peer in status.peers
         ],
         pools=_pools_to_pb(status.pools),
+        retractions=status.retractions,
     )
 
 
@@ -176,6 +177,7 @@ def status_from_pb(status: decode_pb2.GetStatusResponse) -> DecodeStatus:
             for peer in status.peers
         ),
         pools=_pools_from_pb(status.pools),
+        retractions=status.retractions,
     )
 
 

@@ -109,6 +109,7 @@ class DecodeStatus:
     max_model_tokens: int  # 0 = the pod states no limit
     peers: tuple[PeerStatus, ...] = ()
     pools: tuple[PoolStatus, ...] = ()
+    retractions: int = 0  # running requests taken off for want of memory, since the start
 
 
 @dataclass(frozen=True)

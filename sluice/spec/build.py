@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sluice.config import SpecConfig
 from sluice.models.base import DraftModel, ModelInfo
 from sluice.models.dspark.model import DSparkDraft
 from sluice.pools.base import StateMemory
@@ -15,6 +16,13 @@ def build_drafter(draft: DraftModel | DSparkDraft, memory: StateMemory, steps: i
     if isinstance(draft, DSparkDraft):
         return DSparkDrafter(draft, memory, steps)
     return MtpDrafter(draft, memory)
+
+
+def own_steps(draft: DraftModel | DSparkDraft | None) -> int:
+    """How many tokens a step a draft proposes when nobody says otherwise; 0 without a draft."""
+    if isinstance(draft, DSparkDraft):
+        return draft.config.block_size  # it was trained for exactly this many
+    return 0 if draft is None else SpecConfig().steps
 
 
 def draft_digest(draft: DraftModel | DSparkDraft, target: ModelInfo) -> str:

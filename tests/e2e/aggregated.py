@@ -34,7 +34,7 @@ async def run_aggregated(
     cases: Sequence[Case],
     *,
     mode: PoolMode = PoolMode.PAGED,
-    spec_steps: int = 3,
+    spec_steps: int | None = None,
     max_batch_tokens: int = 512,
 ) -> list[Outcome]:
     """One request after the other: nothing is batched, nothing can mix."""
@@ -42,7 +42,7 @@ async def run_aggregated(
         model_dir,
         Role.AGGREGATED,
         PoolConfig(mode=mode),
-        SpecConfig(steps=spec_steps),
+        None if spec_steps is None else SpecConfig(spec_steps),
         EngineConfig(max_batch_tokens=max_batch_tokens),
         dtype="float32",
     )

@@ -1,0 +1,89 @@
+"""mxfp8 pods over real NIXL: values and scales move like any component, and a lost one is caught by name."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from sluice.config import EngineConfig, PoolConfig, SpecConfig
+from sluice.engine.build import build_engine
+from sluice.errors import SluiceError
+from sluice.types import Request, RequestId, Role, Sampling
+from tests.e2e.pods import Pair, generate
+from tests.unit.engine.driving import run_all
+
+pytestmark = [pytest.mark.e2e, pytest.mark.nixl, pytest.mark.timeout(300)]
+MXFP8 = "mxfp8"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Qwen3 whose heads are one block wide."""
+    from tests.parity.llama_oracle import VARIANTS, save_oracle
+
+    config_class, model_class, settings = VARIANTS["qwen3"]
+    path = tmp_path_factory.mktemp("qwen3")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(VARIANTS, "blocks", (config_class, model_class, settings | {"head_dim": 32}))
+        save_oracle("blocks", path)
+    return path
+
+
+def requests() -> list[Request]:
+    rng = random.Random(3)
+    return [
+        Request(
+            RequestId(f"r{length}"),
+            tuple(rng.randrange(3, 64) for _ in range(length)),
+            Sampling(max_tokens=12, temperature=0.9 * (length % 2), seed=length, ignore_eos=True),
+        )
+        for length in (1, 2, 31, 64, 127, 128, 129, 200)
+    ]
+
+
+def test_disaggregated_equals_aggregated(tmp_path: Path, folder: Path) -> None:
+    pool = PoolConfig(kv_dtype=MXFP8)
+    core = build_engine(folder, Role.AGGREGATED, pool, SpecConfig(0), EngineConfig())
+    expected = run_all(core, requests())
+    pair = Pair.create(
+        tmp_path, folder, kv_dtype=MXFP8, spec_steps="0", debug_fill="nan", max_batch_tokens="50"
+    )
+
+    async def run() -> list[list[int]]:
+        await pair.ready()
+        asked = [generate(pair, one.prompt, one.sampling, timeout_s=60.0) for one in requests()]
+        answers = await asyncio.gather(*asked)
+        await pair.baseline()
+        return [answer.token_ids for answer in answers]
+
+    pair.start()
+    try:
+        assert asyncio.run(run()) == [expected[one.request_id].tokens for one in requests()]
+    finally:
+        pair.kill()
+
+
+def test_scales_that_never_arrive_fail_the_request_by_name(tmp_path: Path, folder: Path) -> None:
+    pair = Pair.create(
+        tmp_path,
+        folder,
+        kv_dtype=MXFP8,
+        spec_steps="0",
+        debug_fill="nan",
+        prefill_fault_withhold="target.kv.scale",
+    )
+
+    async def run() -> None:
+        await pair.ready()
+        with pytest.raises(SluiceError, match=r"target\.kv\.scale"):
+            await generate(pair, (5,) * 40, timeout_s=20.0)
+        await pair.baseline()
+
+    pair.start()
+    try:
+        asyncio.run(run())
+    finally:
+        pair.kill()

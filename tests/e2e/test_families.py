@@ -1,0 +1,102 @@
+"""Every family over real NIXL between processes, with decode short of memory: disaggregated equals aggregated."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sluice.config import PoolMode
+from sluice.rpc.client import DecodeClient
+from sluice.types import Sampling
+from tests.e2e.aggregated import Case, Outcome, run_aggregated
+from tests.e2e.pods import Pair
+from tests.e2e.test_equality import run_disaggregated
+
+pytestmark = [pytest.mark.e2e, pytest.mark.nixl, pytest.mark.timeout(400)]
+MODELS = Path(__file__).parents[2] / "models"
+
+
+@dataclass(frozen=True)
+class Family:
+    """A checkpoint and the pages that make a decode pod with eight requests short of memory."""
+
+    name: str
+    num_pages: int
+    vocab: int
+    mode: PoolMode = PoolMode.PAGED
+
+
+FAMILIES = [
+    Family("tiny-dsv4", 10, 500),
+    Family("tiny-dsv4", 10, 500, PoolMode.UNIFIED),
+    Family("tiny-kimi", 6, 500),  # with its DSPARK draft
+    Family("llama", 10, 64),
+    Family("qwen3", 10, 64),
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Shipped models by name; Llama and Qwen3 as tiny random checkpoints saved by transformers."""
+    from tests.parity.llama_oracle import VARIANTS, save_oracle
+
+    made = {name: MODELS / name for name in ("tiny-dsv4", "tiny-kimi")}
+    for name in ("llama", "qwen3"):
+        assert name in VARIANTS
+        made[name] = tmp_path_factory.mktemp(name)
+        save_oracle(name, made[name])
+    return made
+
+
+def cases_of(family: Family) -> list[Case]:
+    """Short prompts with long answers: pages run out while decoding, not at admission."""
+    rng = random.Random(family.name)
+    cases = []
+    for number in range(24):
+        length = rng.choice([1, 2, 3, 4, 30, 64, 100, 120, 127, 128, 129, 140])
+        sampling = Sampling(
+            max_tokens=rng.choice([3, 40, 90]),
+            temperature=(0.0, 0.9)[number % 2],
+            seed=number,
+            ignore_eos=True,
+        )
+        cases.append(Case(tuple(rng.randrange(3, family.vocab) for _ in range(length)), sampling))
+    return cases
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f"{f.name}-{f.mode.value}")
+def test_family_survives_retraction_and_equals_aggregated(
+    tmp_path: Path, folders: dict[str, Path], family: Family
+) -> None:
+    folder, cases = folders[family.name], cases_of(family)
+    expected = asyncio.run(run_aggregated(folder, cases, mode=family.mode))
+    pair = Pair.create(
+        tmp_path,
+        folder,
+        pool_mode=family.mode.value,
+        debug_fill="nan",
+        max_batch_tokens="50",
+        max_model_tokens="256",
+        decode_num_pages=str(family.num_pages),
+        decode_promised_output="0.0",
+    )
+
+    async def run() -> tuple[list[Outcome], int]:
+        await pair.ready()
+        outcomes = await run_disaggregated(pair, cases)
+        await pair.baseline()
+        async with DecodeClient(pair.decode.address) as client:
+            return outcomes, (await client.get_status(2.0)).retractions
+
+    pair.start()
+    try:
+        outcomes, retractions = asyncio.run(run())
+    finally:
+        pair.kill()
+    assert retractions > 0, "memory was never short: the test proves nothing"
+    for case, want, got in zip(cases, expected, outcomes, strict=True):
+        assert got == want, f"prompt of {len(case.prompt)} tokens, {case.sampling}"
