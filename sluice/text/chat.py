@@ -23,6 +23,17 @@ from sluice.errors import BadRequest, CheckpointError
 from sluice.text.tokenizer import read_json, token_text
 
 FILE = "chat_template.jinja"
+_NOT_SUPPORTED = ("tools", "documents")
+# A template is the model author's program: it fails in any way that a program can.
+_FAILURES = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 
 @dataclass(frozen=True)
@@ -71,21 +82,44 @@ class ChatTemplate:
         name = f"{model_dir / 'tokenizer_config.json'}: chat_template"
         return cls(source, _special_tokens(config), name)
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The prompt. Raises `BadRequest` when the template refuses the messages."""
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """The prompt. ``variables`` are a template's own switches, such as Qwen3's enable_thinking.
+
+        Raises `BadRequest` when the template refuses the messages, or a variable's name is taken.
+        """
         turns = [message.fields() for message in messages]
         if not self._knows_developer:
             for turn in turns:
                 turn["role"] = "system" if turn["role"] == "developer" else turn["role"]
+        own = {
+            **self._special_tokens,
+            "messages": turns,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        self._check_names(own, variables or {})
         try:
-            return self._template.render(
-                messages=turns, add_generation_prompt=add_generation_prompt, **self._special_tokens
-            )
-        # A template is the model author's program: it fails in any way that a program can.
-        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            prompt = self._template.render({**(variables or {}), **own})
+            prompt.encode()  # half a surrogate pair has no tokens
+        except _FAILURES as error:
             raise BadRequest(
                 f"the chat template refuses these messages: {error}", field="messages"
             ) from error
+        return prompt
+
+    def _check_names(self, own: Mapping[str, object], variables: Mapping[str, object]) -> None:
+        taken = sorted({*own, *_NOT_SUPPORTED, *self._template.environment.globals} & {*variables})
+        if taken:
+            raise BadRequest(
+                f"chat_template_kwargs may not set {', '.join(taken)}",
+                field="chat_template_kwargs",
+                remedy="these have fields of their own, or are not supported",
+            )
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -97,6 +97,19 @@ async def test_contents(content: object, rendered: str) -> None:
 
 
 @pytest.mark.asyncio
+async def test_bos_is_the_templates_business_unless_asked_for() -> None:
+    template = ChatTemplate("{{ messages[0].content }}{{ '!' if loud }}", {})
+    decode = ScriptedDecode([says("x")])
+    async with router_over(decode, template=template) as stack:
+        await stack.chat(_USER)
+        await stack.chat(_USER, add_special_tokens=True, chat_template_kwargs={"loud": True})
+        taken = await stack.chat(_USER, chat_template_kwargs={"messages": []})
+    assert [call.prompt for call in decode.calls] == [ids("hi"), TOKENIZER.encode("hi!")]
+    assert taken.status_code == 400
+    assert taken.json()["error"]["param"] == "chat_template_kwargs"
+
+
+@pytest.mark.asyncio
 async def test_limits_under_both_names_and_the_context_without_one() -> None:
     decode = ScriptedDecode([says("x")])
     async with router_over(decode, template=TEMPLATE) as stack:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
@@ -56,6 +58,33 @@ class ChatMessage(CheckedBody):
         return Message(self.role, text_of(self.content), self.name, self.reasoning_content)
 
 
+class TemplateFields(Protocol):
+    """What a body may say about rendering."""
+
+    add_special_tokens: bool | None
+    add_generation_prompt: bool | None
+    chat_template_kwargs: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Chat:
+    """What a prompt is rendered from. A template writes its own special tokens unless told."""
+
+    turns: tuple[Message, ...]
+    add_special_tokens: bool
+    add_generation_prompt: bool
+    variables: Mapping[str, object]
+
+    @classmethod
+    def of(cls, messages: Sequence[ChatMessage], fields: TemplateFields) -> Chat:
+        return cls(
+            turns=tuple(message.turn() for message in messages),
+            add_special_tokens=bool(fields.add_special_tokens),
+            add_generation_prompt=fields.add_generation_prompt is not False,
+            variables=fields.chat_template_kwargs or {},
+        )
+
+
 def text_of(content: Any) -> str:
     """The text of a message's ``content``. Raises ValueError for anything but text."""
     if isinstance(content, str):
@@ -76,16 +105,17 @@ def _part_text(part: Any) -> str:
 
 
 class ChatRequest(GenerationRequest):
-    """``POST /v1/chat/completions``. ``add_generation_prompt`` is an extension."""
+    """``POST /v1/chat/completions``. The last two fields are extensions."""
 
     off: ClassVar[Off] = CHAT_OFF
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
-    def turns(self) -> tuple[Message, ...]:
-        return tuple(message.turn() for message in self.messages)
+    def chat(self) -> Chat:
+        return Chat.of(self.messages, self)
 
     def asked_tokens(self) -> int | None:
         """The answer's limit under either name; None when the body leaves it to the context."""

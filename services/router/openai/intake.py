@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from services.router.generation import Job
-from services.router.openai.chat_schema import ChatRequest
+from services.router.openai.chat_schema import Chat, ChatRequest
 from services.router.openai.completion_schema import (
     DEFAULT_MAX_TOKENS,
     CompletionRequest,
@@ -20,7 +20,7 @@ from services.router.openai.policy import CheckedBody
 from services.router.openai.schema import GenerationRequest
 from sluice.errors import BadRequest
 from sluice.telemetry.logging import get_logger
-from sluice.text.chat import FILE, ChatTemplate, Message
+from sluice.text.chat import FILE, ChatTemplate
 from sluice.text.tokenizer import ModelTokenizer
 from sluice.types import RequestId
 
@@ -70,11 +70,7 @@ class Intake:
         self.check_model(body.model)
         self._check_count(1, body.n or 1)
         max_tokens = body.asked_tokens()
-        ids = await self.chat_ids(
-            body.turns(),
-            add_generation_prompt=body.add_generation_prompt is not False,
-            add_special_tokens=bool(body.add_special_tokens),
-        )
+        ids = await self.chat_ids(body.chat())
         if max_tokens is None:
             limit = self.max_model_tokens() or len(ids) + _UNLIMITED_ANSWER_TOKENS
             max_tokens = max(limit - len(ids), 1)
@@ -100,9 +96,7 @@ class Intake:
 
         return await _off_loop(encode, len(text))
 
-    async def chat_ids(
-        self, turns: Sequence[Message], *, add_generation_prompt: bool, add_special_tokens: bool
-    ) -> tuple[int, ...]:
+    async def chat_ids(self, chat: Chat) -> tuple[int, ...]:
         """Ids of the rendered chat. Raises `BadRequest` without a template, or when it refuses."""
         template = self._template
         if template is None:
@@ -113,10 +107,14 @@ class Intake:
             )
 
         def encode() -> tuple[int, ...]:
-            text = template.render(turns, add_generation_prompt=add_generation_prompt)
-            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            text = template.render(
+                chat.turns,
+                add_generation_prompt=chat.add_generation_prompt,
+                variables=chat.variables,
+            )
+            return self.tokenizer.encode(text, add_special_tokens=chat.add_special_tokens)
 
-        return await _off_loop(encode, sum(len(turn.content) for turn in turns))
+        return await _off_loop(encode, sum(len(turn.content) for turn in chat.turns))
 
     def _jobs(
         self,

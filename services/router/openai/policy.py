@@ -49,7 +49,6 @@ _SHARED: Off = {
 COMPLETION_OFF: Off = {**_SHARED, "logprobs": (), "max_completion_tokens": (), "suffix": ("",)}
 TEMPLATE_OFF: Off = {
     "chat_template": (),
-    "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "documents": ([],),
     "tools": ([],),

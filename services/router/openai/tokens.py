@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, field_validator
 
-from services.router.openai.chat_schema import ChatMessage
+from services.router.openai.chat_schema import Chat, ChatMessage
 from services.router.openai.errors import ANSWERS
 from services.router.openai.intake import Intake, warn_ignored
 from services.router.openai.policy import TEMPLATE_OFF, CheckedBody, Off, checked_text
@@ -26,6 +26,7 @@ class TokenizeRequest(CheckedBody):
     messages: list[ChatMessage] | None = Field(default=None, min_length=1)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
     @field_validator("prompt")
@@ -83,11 +84,7 @@ async def _ids(intake: Intake, body: TokenizeRequest) -> tuple[int, ...]:
     if (body.prompt is None) == (body.messages is None):
         raise BadRequest("send either prompt or messages", field="prompt")
     if body.messages is not None:
-        return await intake.chat_ids(
-            [message.turn() for message in body.messages],
-            add_generation_prompt=body.add_generation_prompt is not False,
-            add_special_tokens=bool(body.add_special_tokens),
-        )
+        return await intake.chat_ids(Chat.of(body.messages, body))
     assert body.prompt is not None
     special = body.add_special_tokens is not False
     return await intake.text_ids(body.prompt, add_special_tokens=special)

@@ -86,7 +86,9 @@ async def test_the_limit_is_exact(stated: bool) -> None:
     assert str(len(_BODY)) in error["message"]
 
 
-async def _through_edge(incoming: list[Message], timeout_s: float = 5.0) -> list[Message]:
+async def _through_edge(
+    incoming: list[Message], timeout_s: float = 5.0, stated_bytes: int | None = None
+) -> list[Message]:
     """What the edge sends for these messages; an application behind it echoes its body."""
     sent: list[Message] = []
     seen: list[Message] = []
@@ -102,8 +104,15 @@ async def _through_edge(incoming: list[Message], timeout_s: float = 5.0) -> list
         sent.append(message)
 
     edge = Edge(app, max_body_bytes=100, body_timeout_s=timeout_s)
-    await edge({"type": "http", "headers": []}, receive, send)
+    stated = [] if stated_bytes is None else [(b"content-length", str(stated_bytes).encode())]
+    await edge({"type": "http", "headers": stated}, receive, send)
     return sent or seen
+
+
+@pytest.mark.asyncio
+async def test_a_body_that_says_it_is_too_large_is_not_waited_for() -> None:
+    start, _ = await _through_edge([], stated_bytes=101)
+    assert start["status"] == 413
 
 
 @pytest.mark.asyncio

@@ -99,6 +99,34 @@ def test_a_template_that_refuses_or_fails_is_the_bodys_fault(source: str, reason
     assert caught.value.field == "messages"
 
 
+def test_a_templates_own_switches() -> None:
+    source = "{{ bos_token }}{% if enable_thinking is false %}<no>{% endif %}{{ rest | tojson }}"
+    template = ChatTemplate(source, {"bos_token": "<s>"})
+    variables = {"enable_thinking": False, "rest": [1]}
+    assert template.render([_HI], variables=variables) == "<s><no>[1]"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["messages", "add_generation_prompt", "bos_token", "tools", "raise_exception", "range"],
+)
+def test_a_switch_may_not_take_a_name_that_means_something(name: str) -> None:
+    with pytest.raises(BadRequest, match=name) as caught:
+        ChatTemplate("x", {"bos_token": "<s>"}).render([_HI], variables={name: 1})
+    assert caught.value.field == "chat_template_kwargs"
+
+
+def test_switches_that_have_no_tokens_or_no_end_are_refused() -> None:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in ("\ud800", deep):
+        with pytest.raises(BadRequest, match="refuses"):
+            ChatTemplate("{{ v if v is string else v | tojson }}", {}).render(
+                [_HI], variables={"v": value}
+            )
+
+
 def test_a_broken_template_names_its_line() -> None:
     with pytest.raises(CheckpointError, match=r"chat_template\.jinja, line 2"):
         ChatTemplate("ok\n{% if %}", {})
