@@ -1,6 +1,6 @@
 """Measure the exported small model: held-out loss, draft acceptance, far recall; prints the model card's rows.
 
-    python -m tools.measure_tiny_dsv4 --folder models/tiny-dsv4
+python -m tools.measure_tiny_dsv4 --folder models/tiny-dsv4
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from tools.corpus import DEFAULT_CACHE, load_corpus
-from tools.synthetic import Question, copy_question, recall_question
+from tools.measurement import (
+    FILLER_CHARS,
+    SEED,
+    LogitsOf,
+    exact_rate,
+    mean_distance_tokens,
+    prose_prompts,
+)
+from tools.synthetic import copy_question, recall_question
 from tools.tiny_dsv4_export import load_checkpoint
 from tools.tiny_dsv4_generate import Generation, generate, run_target
 from tools.tiny_dsv4_model import TinyDeepseekV4
 from tools.tiny_tokenizer import BOS_ID
 from tools.training_data import encode_paragraphs
 
-SEED = 7
 ROW_TOKENS = 512
-PROMPT_CHARS = 160
 EARLY_STEPS = 6  # greedy text of so small a model soon loops, and loops are easy to draft
-FILLER_CHARS = (0, 120, 300, 600, 900)
-
-
-def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids with the start token, as serving does it."""
-    return [BOS_ID, *tokenizer.encode(text, add_special_tokens=False).ids]
 
 
 @torch.no_grad()
@@ -57,16 +57,9 @@ def held_out_figures(
     return loss_nats / math.log(2) / chars, loss_nats / tokens, agree / positions
 
 
-def exact_rate(model: TinyDeepseekV4, tokenizer: Tokenizer, questions: Sequence[Question]) -> float:
-    """Share of questions whose whole answer is the greedy continuation."""
-    right = 0
-    for question in questions:
-        prompt = encode(tokenizer, question.prompt)
-        answer = tokenizer.encode(question.answer, add_special_tokens=False).ids
-        _, logits = run_target(model, [*prompt, *answer])
-        best = logits[len(prompt) - 1 : -1].argmax(-1).tolist()
-        right += best == answer
-    return right / len(questions)
+def logits_of(model: TinyDeepseekV4) -> LogitsOf:
+    """One sequence at a time."""
+    return lambda sequences: [run_target(model, ids)[1] for ids in sequences]
 
 
 def acceptance(
@@ -74,17 +67,11 @@ def acceptance(
 ) -> tuple[float, list[Generation]]:
     """Mean tokens a verify step over all steps of all prompts (3 drafts, so 1 to 4)."""
     made = [
-        generate(model, p, new_tokens, temperature=temperature, seed=SEED + i) for i, p in enumerate(prompts)
+        generate(model, p, new_tokens, temperature=temperature, seed=SEED + i)
+        for i, p in enumerate(prompts)
     ]
     steps = [n for g in made for n in g.emitted_per_step]
     return sum(steps) / len(steps), made
-
-
-def prose_prompts(tokenizer: Tokenizer, paragraphs: Sequence[str], count: int) -> list[list[int]]:
-    """Openings of held-out paragraphs, cut at a word."""
-    rng = random.Random(SEED)
-    long = [p for p in paragraphs if len(p) > 2 * PROMPT_CHARS]
-    return [encode(tokenizer, p[:PROMPT_CHARS].rsplit(" ", 1)[0]) for p in rng.sample(long, count)]
 
 
 def report(
@@ -92,16 +79,19 @@ def report(
 ) -> None:
     """Print every figure, the recall rates only if asked."""
     bits, nats, agreement = held_out_figures(model, tokenizer, held_out, 8 if quick else 40)
-    print(f"held out: {bits:.3f} bits/char, {nats:.3f} nats/token; NextN = target argmax: {agreement:.3f}", flush=True)
+    print(
+        f"held out: {bits:.3f} bits/char, {nats:.3f} nats/token; NextN = target argmax: {agreement:.3f}",
+        flush=True,
+    )
     for filler in FILLER_CHARS if recall else ():
         rng = random.Random(f"{SEED}:{filler}")
         questions = [recall_question(rng, 6, filler, held_out) for _ in range(20 if quick else 60)]
-        mean = sum(len(encode(tokenizer, q.prompt[-q.distance_chars :])) for q in questions) / len(questions)
-        rate = exact_rate(model, tokenizer, questions)
+        mean = mean_distance_tokens(tokenizer, questions)
+        rate = exact_rate(logits_of(model), tokenizer, questions)
         copies = [copy_question(rng, 8, filler, held_out) for _ in range(10 if quick else 30)]
         print(
             f"filler {filler:4d} chars (answer {mean:.0f} tokens back): recall {rate:.2f}, "
-            f"8-word copy {exact_rate(model, tokenizer, copies):.2f}",
+            f"8-word copy {exact_rate(logits_of(model), tokenizer, copies):.2f}",
             flush=True,
         )
     prompts = prose_prompts(tokenizer, held_out, 4 if quick else 12)
@@ -114,12 +104,16 @@ def report(
             flush=True,
         )
         for prompt, generation in list(zip(prompts, made, strict=True))[:4]:
-            print(f"  {tokenizer.decode(prompt[-12:])!r} -> {tokenizer.decode(list(generation.tokens))!r}")
+            print(
+                f"  {tokenizer.decode(prompt[-12:])!r} -> {tokenizer.decode(list(generation.tokens))!r}"
+            )
 
 
 def main() -> None:
     """Load the folder and the corpus, then report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE)
     parser.add_argument("--quick", action="store_true")

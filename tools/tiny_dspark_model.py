@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tools.rms_norm import RMSNorm
 from tools.tiny_dspark_config import TinyDSparkConfig
-from tools.tiny_dsv4_layers import RMSNorm
 from tools.tiny_kimi_model import Mlp, TinyKimi
 
 

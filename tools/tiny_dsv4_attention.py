@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tools.rms_norm import RMSNorm
 from tools.tiny_dsv4_config import TinyConfig
-from tools.tiny_dsv4_layers import NEG_INF, Compressor, Indexer, RMSNorm, Rope, rms
+from tools.tiny_dsv4_layers import NEG_INF, Compressor, Indexer, Rope, rms
 
 
 class Attention(nn.Module):

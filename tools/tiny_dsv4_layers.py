@@ -14,21 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tools.rms_norm import RMSNorm
 from tools.tiny_dsv4_config import TinyConfig
 
 NEG_INF = -1e30
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight, in fp32."""
-
-    def __init__(self, dim: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
 
 
 def rms(x: Tensor, eps: float) -> Tensor:

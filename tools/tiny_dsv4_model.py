@@ -8,9 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from tools.rms_norm import RMSNorm
 from tools.tiny_dsv4_attention import Attention
 from tools.tiny_dsv4_config import TinyConfig
-from tools.tiny_dsv4_layers import MoE, RMSNorm, hyper_collapse, hyper_mix, hyper_write
+from tools.tiny_dsv4_layers import MoE, hyper_collapse, hyper_mix, hyper_write
 
 _COMB_DIAGONAL = 3.0
 _PRE_LOGIT_OFF, _PRE_LOGIT_ON = -2.0, 0.5

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tools.tiny_dsv4_layers import RMSNorm
+from tools.rms_norm import RMSNorm
 from tools.tiny_kimi_config import TinyKimiConfig
 from tools.tiny_kimi_delta import CHUNK_TOKENS, delta_chunks, delta_scan
 

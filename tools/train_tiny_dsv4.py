@@ -1,6 +1,6 @@
 """Train the small DeepSeek-V4-structure model, then its NextN layer, and export the checkpoint folder.
 
-    python -m tools.train_tiny_dsv4 --out models/tiny-dsv4
+python -m tools.train_tiny_dsv4 --out models/tiny-dsv4
 """
 
 from __future__ import annotations
@@ -11,25 +11,22 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from tools.corpus import DEFAULT_CACHE, load_corpus
 from tools.leaky_index import with_mirrored_index_heads
-from tools.muon import Muon
 from tools.tiny_dsv4_config import TinyConfig
 from tools.tiny_dsv4_export import export_checkpoint, load_checkpoint
 from tools.tiny_dsv4_model import TinyDeepseekV4
 from tools.tiny_tokenizer import save_tokenizer, train_tokenizer
 from tools.training_data import Batch, RowSource
+from tools.training_loop import Clock, Optimiser, Rates, balance, rate_at, weighted_loss
 
 MTP_WEIGHT = 0.3
 INDEX_WEIGHT = 0.3
-BIAS_STEP = 1e-3
 DRAFT_STEPS = 3
 LONG_PHASE_START = 0.62
-DECAY_START = 0.55
 
 
 @dataclass(frozen=True)
@@ -53,39 +50,16 @@ class Plan:
 _PLAN_OPTIONS = tuple(field.name for field in fields(Plan))
 
 
-class Optimiser:
-    """Muon for matrices, AdamW for the rest; one `rate` in (0, 1] scales both."""
-
-    def __init__(self, model: TinyDeepseekV4, plan: Plan, prefix: str = "") -> None:
-        self.plan = plan
-        chosen = {n: p for n, p in model.named_parameters() if n.startswith(prefix)}
-        muon = [n for n in chosen if _is_matrix(n, chosen[n])]
-        self.parameters = list(chosen.values())
-        self.muon = Muon([chosen[n] for n in muon])
-        self.adam = torch.optim.AdamW(
-            [p for n, p in chosen.items() if n not in muon], betas=(0.9, 0.95), weight_decay=0.01, fused=True
-        )
-
-    def step(self, rate: float) -> None:
-        """Clip, update and drop gradients."""
-        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        for group in self.adam.param_groups:
-            group["lr"] = self.plan.adam_lr * self.plan.lr_scale * rate
-        self.muon.lr = self.plan.muon_lr * self.plan.lr_scale * rate
-        self.adam.step()
-        self.adam.zero_grad(set_to_none=True)
-        self.muon.step()
+def optimiser_of(model: TinyDeepseekV4, plan: Plan, prefix: str = "") -> Optimiser:
+    """Of the parameters whose names start with `prefix`."""
+    chosen = {n: p for n, p in model.named_parameters() if n.startswith(prefix)}
+    rates = Rates(plan.adam_lr * plan.lr_scale, plan.muon_lr * plan.lr_scale)
+    return Optimiser(chosen, rates, _is_matrix)
 
 
 def _is_matrix(name: str, parameter: Tensor) -> bool:
     outside = ("embed", "head", "hc_", "gate.weight", "ape", "indexer", "wgate")
     return parameter.dim() == 2 and not any(mark in name for mark in outside)
-
-
-def weighted_loss(logits: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
-    """Mean cross entropy under token weights; logits [B, t, V]."""
-    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-    return (loss * weight.flatten()).sum() / weight.sum().clamp_min(1e-6)
 
 
 def joint_losses(model: TinyDeepseekV4, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -102,23 +76,19 @@ def joint_losses(model: TinyDeepseekV4, batch: Batch) -> tuple[Tensor, Tensor, T
 def balance_routers(model: TinyDeepseekV4) -> None:
     """Move each router's selection bias towards equal load (auxiliary-loss-free balancing)."""
     for moe in model.routers():
-        moe.gate.bias += BIAS_STEP * torch.sign(moe.load.mean() - moe.load)
+        balance(moe.gate.bias, moe.load)
 
 
-def rate_at(step: int, progress: float) -> float:
-    """Warm-up over 30 steps, constant, then linear decay to 2 %."""
-    decay = 1.0 if progress < DECAY_START else max(0.02, (1 - progress) / (1 - DECAY_START))
-    return min(1.0, (step + 1) / 30) * decay
-
-
-def train_joint(model: TinyDeepseekV4, data: RowSource, plan: Plan, out: Path | None) -> list[float]:
+def train_joint(
+    model: TinyDeepseekV4, data: RowSource, plan: Plan, out: Path | None
+) -> list[float]:
     """Phase 1: the target with its NextN layer; returns the main losses."""
-    optimiser = Optimiser(model, plan)
+    optimiser = optimiser_of(model, plan)
     losses: list[float] = []
-    start, saved = time.monotonic(), time.monotonic()
+    clock, saved = Clock(plan.steps, plan.minutes), time.monotonic()
     model.train()
     for step in range(plan.steps):
-        progress = max(step / plan.steps, (time.monotonic() - start) / 60 / plan.minutes)
+        progress = clock.progress(step)
         if progress >= 1:
             break
         long = progress >= LONG_PHASE_START
@@ -134,9 +104,9 @@ def train_joint(model: TinyDeepseekV4, data: RowSource, plan: Plan, out: Path | 
         if step % 20 == 0:
             mean = sum(losses[-20:]) / len(losses[-20:])
             figures = f"main {mean:.3f} nextn {drafted.item():.3f} index {index.item():.3f}"
-            _log(f"step {step} {progress:.3f} {figures}", start)
+            clock.log(f"step {step} {progress:.3f} {figures}")
         if step % 100 == 99:
-            _log(f"step {step} {evaluate(model, data, plan)}", start)
+            clock.log(f"step {step} {evaluate(model, data, plan)}")
         if out is not None and time.monotonic() - saved > 180:
             saved = time.monotonic()
             export_checkpoint(model, out)
@@ -168,12 +138,12 @@ def train_nextn(model: TinyDeepseekV4, data: RowSource, plan: Plan, out: Path | 
     """Phase 2: only the NextN layer, on chained drafts."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith("mtp."))
-    optimiser = Optimiser(model, plan, prefix="mtp.")
+    optimiser = optimiser_of(model, plan, prefix="mtp.")
     for attention in model.attentions():
         attention.select, attention.index_rows = True, 0
-    start = time.monotonic()
+    clock = Clock(plan.nextn_steps, plan.nextn_minutes)
     for step in range(plan.nextn_steps):
-        progress = max(step / plan.nextn_steps, (time.monotonic() - start) / 60 / plan.nextn_minutes)
+        progress = clock.progress(step)
         if progress >= 1:
             break
         long = step % 3 == 0
@@ -182,7 +152,7 @@ def train_nextn(model: TinyDeepseekV4, data: RowSource, plan: Plan, out: Path | 
         torch.stack(losses).sum().backward()
         optimiser.step(0.5 * min(1.0, (step + 1) / 20) * max(0.02, 1 - progress))
         if step % 20 == 0:
-            _log(f"nextn {step} {progress:.3f} " + " ".join(f"{v.item():.3f}" for v in losses), start)
+            clock.log(f"nextn {step} {progress:.3f} " + " ".join(f"{v.item():.3f}" for v in losses))
     if out is not None:
         export_checkpoint(model, out)
 
@@ -204,18 +174,18 @@ def evaluate(model: TinyDeepseekV4, data: RowSource, plan: Plan) -> str:
     return f"answers {right:.3f} nextn agreement on prose {agreement:.3f}"
 
 
-def _log(message: str, start: float) -> None:
-    print(f"[{time.monotonic() - start:7.1f} s] {message}", flush=True)
-
-
 def main() -> None:
     """Train from scratch (or only the NextN layer of an export) and write the folder."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument(
-        "--resume", action="store_true", help="start from the model in --out; with --steps 0 only NextN"
+        "--resume",
+        action="store_true",
+        help="start from the model in --out; with --steps 0 only NextN",
     )
     for name in _PLAN_OPTIONS:
         default = getattr(Plan, name)
@@ -231,10 +201,11 @@ def main() -> None:
         tokenizer = train_tokenizer(corpus.train, plan.seed)
         save_tokenizer(tokenizer, args.out)
         model = TinyDeepseekV4(TinyConfig(), seed=plan.seed)
-    data = RowSource(
-        tokenizer, corpus.train, plan.seed, plan.synthetic_share, plan.copy_share
+    data = RowSource(tokenizer, corpus.train, plan.seed, plan.synthetic_share, plan.copy_share)
+    print(
+        f"{sum(p.numel() for p in model.parameters())} parameters, {len(data.flat)} prose tokens",
+        flush=True,
     )
-    print(f"{sum(p.numel() for p in model.parameters())} parameters, {len(data.flat)} prose tokens", flush=True)
     if args.compile:
         model.compile()
     train_joint(model, data, plan, args.out)

@@ -17,7 +17,6 @@ from tools.train_tiny_dsv4 import (
     Plan,
     chain_losses,
     joint_losses,
-    rate_at,
     train_joint,
     train_nextn,
 )
@@ -132,9 +131,3 @@ def test_answers_weigh_more_than_noise(data: RowSource) -> None:
     assert batch.answers.any()
     assert (batch.weight[batch.answers] == 2.0).all()
     assert batch.weight[~batch.answers].max() == 1.0
-
-
-def test_rate_warms_up_and_decays() -> None:
-    assert rate_at(0, 0.0) < 0.05
-    assert rate_at(100, 0.3) == 1.0
-    assert rate_at(100, 0.999) == pytest.approx(0.02)
