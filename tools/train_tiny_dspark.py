@@ -36,13 +36,13 @@ _TEMPERATURES = (0.0, 0.7)
 class Plan:
     """`pool_rows` of `tokens` are written by the target before training; batches mix them with `corpus_rows`."""
 
-    steps: int = 900
-    minutes: float = 8.0
-    pool_rows: int = 768
-    written_rows: int = 4
-    corpus_rows: int = 2
+    steps: int = 700
+    minutes: float = 9.0
+    pool_rows: int = 512
+    written_rows: int = 3
+    corpus_rows: int = 1
     tokens: int = 256
-    anchors: int = 48
+    anchors: int = 64
     adam_lr: float = 5e-3
     muon_lr: float = 1e-2
     seed: int = 20261130
