@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from sluice.text.tokenizer import ModelTokenizer
 from tests.integration.router_harness import ScriptedDecode, decode_server, hangs, says
 
 _MODEL = Path(__file__).parents[2] / "models" / "tiny-dsv4"
@@ -79,6 +81,33 @@ async def test_it_stops_within_its_drain_time_and_cancels_what_is_left(
                 with pytest.raises(httpx.TransportError):
                     async for _ in lines:
                         pass
+
+
+def _folder(folder: Path, template: str) -> str:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(_MODEL / name, folder / name)
+    (folder / "chat_template.jinja").write_text(template)
+    return str(folder)
+
+
+@pytest.mark.asyncio
+async def test_it_chats_with_the_template_of_its_folder(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, "{{ bos_token }}{{ messages[0].content }}")
+    decode = ScriptedDecode([says("x")])
+    async with (
+        decode_server(decode) as address,
+        _router(DECODES=address, MODEL_DIR=folder) as process,
+        httpx.AsyncClient(base_url=await _url(process), trust_env=False, timeout=30) as http,
+    ):
+        turns = {"messages": [{"role": "user", "content": "hi"}]}
+        assert (await http.post("/v1/chat/completions", json=turns)).status_code == 200
+    assert decode.calls[0].prompt == ModelTokenizer.load(_MODEL).encode("hi")
+
+
+@pytest.mark.asyncio
+async def test_a_broken_template_is_refused(tmp_path: Path) -> None:
+    async with _router(DECODES="a:1", MODEL_DIR=_folder(tmp_path, "{% if %}")) as process:
+        assert "chat_template.jinja, line 1" in await _refusal(process)
 
 
 @pytest.mark.asyncio
