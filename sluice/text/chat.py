@@ -23,7 +23,6 @@ from sluice.errors import BadRequest, CheckpointError
 from sluice.text.tokenizer import read_json, token_text
 
 FILE = "chat_template.jinja"
-_NOT_SUPPORTED = ("tools", "documents")
 # A template is the model author's program: it fails in any way that a program can.
 _FAILURES = (
     TemplateError,
@@ -97,10 +96,13 @@ class ChatTemplate:
         if not self._knows_developer:
             for turn in turns:
                 turn["role"] = "system" if turn["role"] == "developer" else turn["role"]
-        own = {
+        own: dict[str, object] = {
             **self._special_tokens,
             "messages": turns,
             "add_generation_prompt": add_generation_prompt,
+            # None, not undefined: published templates ask "tools is not none".
+            "tools": None,
+            "documents": None,
         }
         self._check_names(own, variables or {})
         try:
@@ -113,7 +115,7 @@ class ChatTemplate:
         return prompt
 
     def _check_names(self, own: Mapping[str, object], variables: Mapping[str, object]) -> None:
-        taken = sorted({*own, *_NOT_SUPPORTED, *self._template.environment.globals} & {*variables})
+        taken = sorted({*own, *self._template.environment.globals} & {*variables})
         if taken:
             raise BadRequest(
                 f"chat_template_kwargs may not set {', '.join(taken)}",

@@ -146,6 +146,21 @@ async def test_async_chat_whole_and_streamed() -> None:
 
 
 @pytest.mark.asyncio
+async def test_async_completions_with_two_answers() -> None:
+    async with (
+        router_over(ScriptedDecode([says("Hello", " world")])) as stack,
+        _async_client(stack.url) as client,
+    ):
+        whole = await client.completions.create(model=MODEL, prompt="hi", n=2)
+        stream = await client.completions.create(model=MODEL, prompt="hi", n=2, stream=True)
+        texts = ["", ""]
+        async for chunk in stream:
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+    assert [choice.text for choice in whole.choices] == texts == ["Hello world"] * 2
+
+
+@pytest.mark.asyncio
 async def test_an_async_client_that_closes_its_stream_cancels_the_pod() -> None:
     decode = ScriptedDecode([hangs("some")])
     async with (

@@ -12,6 +12,16 @@ from tests.unit.text.chatml import CHATML
 
 _SHIPPED = Path(__file__).parents[2] / "models" / "smollm2" / "chat_template.jinja"
 _SOURCES = {
+    "absent": "{{ tools is none }} {{ documents is not none }} {{ nothing is defined }} {{ pad_token }}",
+    "qwen": (
+        "{%- set ns = namespace(last=messages|length - 1) %}\n"
+        "{%- for m in messages[::-1] %}\n"
+        "    {%- set index = (messages|length - 1) - loop.index0 %}\n"
+        "    {%- if m.content is string and m.role == 'user' %}{%- set ns.last = index %}{%- endif %}\n"
+        "{%- endfor %}\n"
+        "{{- ns.last }}{{ messages[0].content.split('b')[-1].strip('\\n') }}\n"
+        "{%- if enable_thinking is defined and enable_thinking is false %}<think>{%- endif %}"
+    ),
     "chatml": CHATML,
     "blanks": "{% for m in messages %}\n  {% if true %}\n {{ m | tojson }}\n  {% endif %}\n{% endfor %}\n\n",
     "generation": (
