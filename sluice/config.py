@@ -34,7 +34,7 @@ class PoolConfig:
     num_pages: int = 256
     num_window_pages: int = 64  # paged mode only
     num_slots: int = 16  # requests that can hold state at once
-    kv_dtype: str = "float32"
+    kv_dtype: str = "float32"  # a torch name, or "mxfp8" for the families that can
     device: str = "cpu"
     fill: str | None = None  # "nan", "pattern": what a new request finds (debug, tests)
 
