@@ -124,3 +124,20 @@ def test_values_and_scales_are_backed_up_and_restored() -> None:
     for rows in layers:
         found = rows.read(rows_of(tables), torch.float32)
         assert torch.equal(found, dequantise(*quantise(x), torch.float32))
+
+
+@pytest.mark.optional(reason="needs a CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_device_keeps_the_same_bytes_and_digests() -> None:
+    memories = [memory_of(pool=replace(POOL, device=device)) for device in ("cpu", "cuda")]
+    found = []
+    for memory in memories:
+        tables, device = opened(memory), memory.arena().device
+        rows, x = rows_of(tables).to(device), noise(LENGTH, 2, 64).to(device)
+        for layer in (0, 1):
+            state_rows(memory, KV, layer).write(rows, x * 1e-3**layer)
+        read = state_rows(memory, KV, 1).read(rows, torch.float32).cpu()
+        parts = [memory.component(part) for part in PAIR]
+        found.append((read, [digest_rows(memory, c, span(c, tables, LENGTH)) for c in parts]))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
