@@ -1,8 +1,11 @@
 """Acceptance length by decode position, with the draft's window received and with it withheld, in one run.
 
 ``python -m bench.acceptance`` (``make bench-acceptance``) starts a real pair for each pool mode and variant, sends
-the same held-out prompts and writes a table, a JSON file and a plot. The withheld variant is the fault that this
-project exists for: the draft component is silently not sent, outputs stay right, and only acceptance shows it.
+the same prompts and writes a table, a JSON file and a plot. The withheld variant is the fault that this project
+exists for: the draft component is silently not sent, outputs stay right, and only acceptance shows it.
+
+Three workloads, because the size of the effect is theirs: held-out prose greedily and sampled, and the continuation
+of a word list that began within the draft's window, which a draft can't guess without having seen it.
 """
 
 from __future__ import annotations
@@ -11,10 +14,10 @@ import argparse
 import asyncio
 import itertools
 import json
-import shutil
+import random
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -22,6 +25,7 @@ from tokenizers import Tokenizer
 from sluice.config import PoolMode
 from sluice.types import Sampling
 from tests.e2e.pods import Answer, Pair, generate
+from tools.synthetic import WORDS
 
 ROOT = Path(__file__).parents[1]
 DRAFT_WINDOW = {PoolMode.PAGED: "draft.swa", PoolMode.UNIFIED: "draft.swa_ring"}
@@ -37,11 +41,22 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Workload:
+    """Prompts and how they are continued."""
+
+    name: str
+    prompts: tuple[tuple[int, ...], ...]
+    sampling: Sampling
+
+
+@dataclass(frozen=True)
 class Variant:
-    """What one pair did with all prompts."""
+    """What one pair did with one workload."""
 
     mode: str
+    workload: str
     draft: str  # "received" or "withheld"
+    greedy: bool
     outputs: tuple[tuple[int, ...], ...]
     steps: tuple[Step, ...]
 
@@ -73,58 +88,81 @@ def held_out_prompts(model_dir: Path, count: int, tokens: int) -> list[tuple[int
     return long_enough[:count]
 
 
+def copy_prompts(model_dir: Path, count: int, words: int = 10) -> list[tuple[int, ...]]:
+    """Prose, then "[ w1 ... wn ]", then "[": what follows is the list again, all of it inside the window."""
+    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    paragraphs = (ROOT / "bench" / "held_out.txt").read_text().split("\n\n")
+    rng = random.Random(5)
+    prompts = []
+    for number in range(count):
+        span = " ".join(rng.choice(WORDS) for _ in range(words))
+        prose = paragraphs[number % len(paragraphs)][:150].rpartition(" ")[0]
+        prompts.append((0, *tokenizer.encode(f"{prose}\n[ {span} ]\n[").ids))
+    return prompts
+
+
 async def measure(
     model_dir: Path,
     mode: PoolMode,
     withheld: bool,
-    prompts: Sequence[tuple[int, ...]],
-    sampling: Sampling,
+    workloads: Sequence[Workload],
     folder: Path,
-) -> Variant:
-    """Stale rows, not zeros: the prompts run twice, and the second round finds the first one's rows."""
+) -> list[Variant]:
+    """Stale rows, not zeros: other requests run first, and what is measured finds their rows."""
     settings = {"fault_withhold": DRAFT_WINDOW[mode]} if withheld else {}
-    pair = Pair.create(folder, model_dir, pool_mode=mode.value, **settings)
+    pair = Pair.create(folder, model_dir, None, pool_mode=mode.value, **settings)
     pair.start()
     places = asyncio.Semaphore(CONCURRENCY)
 
-    async def one(prompt: tuple[int, ...], seed: int) -> Answer:
-        chosen = Sampling(
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            seed=seed,
-            ignore_eos=True,
-        )
+    async def one(prompt: tuple[int, ...], sampling: Sampling, seed: int) -> Answer:
         async with places:
-            return await generate(pair, prompt, chosen, timeout_s=300.0)
+            return await generate(pair, prompt, replace(sampling, seed=seed), timeout_s=300.0)
+
+    async def all_of(workload: Workload) -> list[Answer]:
+        jobs = [one(p, workload.sampling, seed) for seed, p in enumerate(workload.prompts)]
+        return list(await asyncio.gather(*jobs))
 
     try:
         await pair.ready()
-        await asyncio.gather(*(one(prompt, 1000 + i) for i, prompt in enumerate(reversed(prompts))))
-        answers = await asyncio.gather(*(one(prompt, i) for i, prompt in enumerate(prompts)))
+        first = workloads[0]
+        await all_of(replace(first, prompts=first.prompts[-1:-9:-1]))
+        answers = [await all_of(workload) for workload in workloads]
     finally:
         pair.kill()
-    return Variant(
-        mode.value,
-        "withheld" if withheld else "received",
-        tuple(tuple(answer.token_ids) for answer in answers),
-        tuple(step for answer in answers for step in steps_of(answer)),
-    )
+    return [
+        Variant(
+            mode.value,
+            workload.name,
+            "withheld" if withheld else "received",
+            workload.sampling.temperature == 0,
+            tuple(tuple(answer.token_ids) for answer in done),
+            tuple(step for answer in done for step in steps_of(answer)),
+        )
+        for workload, done in zip(workloads, answers, strict=True)
+    ]
+
+
+def outputs_differ(variants: Sequence[Variant]) -> bool:
+    """Whether any greedy workload's outputs depend on pool mode or draft. They must not."""
+    names = {variant.workload for variant in variants if variant.greedy}
+    return any(len({v.outputs for v in variants if v.workload == name}) > 1 for name in names)
 
 
 def table(variants: Sequence[Variant], edges: Sequence[int], window: int) -> str:
     rows = [
-        "| pool mode | decode position | received | withheld | ratio |",
-        "|---|---|---|---|---|",
+        "| workload | pool mode | decode position | received | withheld | ratio |",
+        "|---|---|---|---|---|---|",
     ]
-    for mode in sorted({variant.mode for variant in variants}):
-        pair = {v.draft: v.steps for v in variants if v.mode == mode}
-        spans = [*itertools.pairwise(edges), (0, window), (0, 1 << 30)]
-        for first, last in spans:
+    for workload, mode in dict.fromkeys((v.workload, v.mode) for v in variants):
+        pair = {v.draft: v.steps for v in variants if (v.workload, v.mode) == (workload, mode)}
+        for first, last in [*itertools.pairwise(edges), (0, window), (0, 1 << 30)]:
             good = acceptance_length(pair["received"], first, last)
             bad = acceptance_length(pair["withheld"], first, last)
             name = f"{first}..{last - 1}" if last < 1 << 30 else "all"
-            name = f"first window ({name})" if (first, last) == (0, window) else name
-            rows.append(f"| {mode} | {name} | {good:.4f} | {bad:.4f} | {good / bad:.3f} |")
+            name = "the first window" if (first, last) == (0, window) else name
+            rows.append(
+                f"| {workload} | {mode} | {name} | {good:.3f} | {bad:.3f} | {good / bad:.3f} |"
+            )
     return "\n".join(rows)
 
 
@@ -134,47 +172,53 @@ def plot(variants: Sequence[Variant], edges: Sequence[int], window: int, path: P
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    modes = sorted({variant.mode for variant in variants})
-    figure, axes = pyplot.subplots(1, len(modes), figsize=(5 * len(modes), 3.6), sharey=True)
+    workloads = list(dict.fromkeys(variant.workload for variant in variants))
+    figure, axes = pyplot.subplots(
+        1, len(workloads), figsize=(4.2 * len(workloads), 3.6), sharey=True
+    )
     middles = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
-    for axis, mode in zip(axes, modes, strict=True):
-        for variant in (v for v in variants if v.mode == mode):
-            values = [acceptance_length(variant.steps, a, b) for a, b in itertools.pairwise(edges)]
-            received = variant.draft == "received"
+    for axis, workload in zip(axes, workloads, strict=True):
+        for variant in (v for v in variants if v.workload == workload):
+            received, paged = variant.draft == "received", variant.mode == "paged"
             axis.plot(
                 middles,
-                values,
-                marker="o",
+                [acceptance_length(variant.steps, a, b) for a, b in itertools.pairwise(edges)],
+                marker="o" if paged else "x",
+                linestyle="-" if paged else "--",
                 color="#1b7f5c" if received else "#c2452d",
-                label=f"draft window {variant.draft}",
+                label=f"draft window {variant.draft}, {variant.mode}",
             )
         axis.axvline(window, color="#888888", linestyle=":", linewidth=1)
-        axis.text(
-            window, axis.get_ylim()[0], " window refilled", color="#666666", fontsize=8, va="bottom"
-        )
-        axis.set_title(f"{mode} pools")
+        axis.text(window, 1.0, " window refilled", color="#666666", fontsize=8, va="bottom")
+        axis.set_title(workload)
         axis.set_xlabel("tokens already generated")
+        axis.set_ylim(0.95, 4.05)
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("acceptance length (tokens a verify step)")
-    axes[0].legend(frameon=False)
+    axes[-1].legend(frameon=False, fontsize=8, loc="upper right")
     figure.tight_layout()
     figure.savefig(path, dpi=130)
 
 
+def workloads_of(arguments: argparse.Namespace) -> list[Workload]:
+    prose = tuple(held_out_prompts(arguments.model, arguments.prompts, arguments.prompt_tokens))
+    copies = tuple(copy_prompts(arguments.model, arguments.prompts))
+    greedy = Sampling(max_tokens=arguments.max_tokens, ignore_eos=True)
+    return [
+        Workload("prose, greedy", prose, greedy),
+        Workload("prose, T = 0.7", prose, replace(greedy, temperature=0.7)),
+        Workload("copying a list, greedy", copies, greedy),
+    ]
+
+
 async def run(arguments: argparse.Namespace) -> list[Variant]:
-    prompts = held_out_prompts(arguments.model, arguments.prompts, arguments.prompt_tokens)
-    sampling = Sampling(max_tokens=arguments.max_tokens, temperature=arguments.temperature)
-    folder = Path(tempfile.mkdtemp(prefix="sluice-acceptance-"))
-    variants = []
-    try:
+    workloads = workloads_of(arguments)
+    variants: list[Variant] = []
+    with tempfile.TemporaryDirectory(prefix="sluice-acceptance-") as folder:
         for mode in PoolMode:
             for withheld in (False, True):
-                place = folder / f"{mode.value}-{withheld}"
-                variants.append(
-                    await measure(arguments.model, mode, withheld, prompts, sampling, place)
-                )
-    finally:
-        shutil.rmtree(folder)
+                place = Path(folder) / f"{mode.value}-{withheld}"
+                variants += await measure(arguments.model, mode, withheld, workloads, place)
     return variants
 
 
@@ -182,21 +226,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "tiny-dsv4")
     parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--prompt-tokens", type=int, default=160)
-    parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--prompt-tokens", type=int, default=120)
+    parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results")
     arguments = parser.parse_args()
     window = json.loads((arguments.model / "config.json").read_text())["sliding_window"]
     variants = asyncio.run(run(arguments))
     edges = list(range(0, arguments.max_tokens + 1, 8))
     text = table(variants, edges, window)
-    same = {v.outputs for v in variants}
-    text += f"\n\nOutputs of all {len(variants)} variants are {'equal' if len(same) == 1 else 'NOT equal'}."
+    verdict = "DIFFER" if outputs_differ(variants) else "are equal"
+    text += f"\n\nGreedy outputs {verdict} in every pool mode, with and without the draft's window."
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "acceptance.md").write_text(text + "\n")
     summary = [
-        {"mode": v.mode, "draft": v.draft, "steps": [asdict(step) for step in v.steps]}
+        {
+            "mode": v.mode,
+            "workload": v.workload,
+            "draft": v.draft,
+            "steps": [[step.position, step.emitted] for step in v.steps],
+        }
         for v in variants
     ]
     (arguments.out / "acceptance.json").write_text(json.dumps(summary) + "\n")
