@@ -76,7 +76,7 @@ async def serve(settings: DecodeSettings) -> None:
 async def _watch(peers: Peers, readiness: Readiness, server: RpcServer) -> None:
     """Keep health true: at once when a pairing changes, and every second for what nobody reports."""
     while True:
-        state = await readiness.refresh()
+        state = readiness.refresh()
         await server.set_serving(SERVICE, state.ready)
         await server.set_serving(LAYOUT, state.paired)
         if not state.alive:

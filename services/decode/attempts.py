@@ -29,7 +29,7 @@ from sluice.rpc.messages import Finished, GenerateCall, Tokens, Usage
 from sluice.rpc.prefill_link import AttemptStream
 from sluice.telemetry.logging import get_logger
 from sluice.transfer.digest import digest_rows
-from sluice.transfer.faults import FaultPoint, Faults
+from sluice.transfer.faults import FaultPoint, Faults, flip_first_byte
 from sluice.transfer.grant import GrantEvent, GrantState, StateMachine, new_grant
 from sluice.transfer.messages import AttemptComplete, AttemptStart, ComponentGrant
 from sluice.types import Epoch, FinishReason, Request, RequestId, TokenEvent
@@ -212,6 +212,8 @@ class Attempts:
                 raise SpanMismatch(
                     f"{name}: {rows} rows were sent, {count_rows(runs)} granted", stage="transfer"
                 )
+            if self._faults.flips(name):
+                flip_first_byte(self._memory, component, runs)
             if not self._want_digests:
                 continue
             digest = await asyncio.to_thread(digest_rows, self._memory, component, runs)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from services.decode.peers import Peers
 from services.pod import Pod
-from sluice.errors import SluiceError
 from sluice.pools.base import Occupancy
 
 
@@ -30,13 +29,13 @@ class Readiness:
         self.draining = False
         self.state = State(True, False, False, "starting")
 
-    async def refresh(self) -> State:
+    def refresh(self) -> State:
         """Look again; the result is kept in ``state``."""
         dead = self._pod.engine.failed or self._pod.worker.failed
         paired = self._peers.paired()
         reason = self._reason(dead, paired)
         if not reason:
-            reason = await self._crowded()
+            reason = self._crowded()
         self.state = State(dead is None, paired and dead is None, not reason, reason)
         return self.state
 
@@ -50,12 +49,9 @@ class Readiness:
             return f"no prefill has agreed: {peers or 'no peer is configured'}"
         return ""
 
-    async def _crowded(self) -> str:
+    def _crowded(self) -> str:
         """Quarantined rows are safe but useless; past the bound the pod asks for help instead of starving."""
-        try:
-            occupancy = (await self._pod.engine.stats()).occupancy
-        except SluiceError as error:
-            return f"the engine does not answer: {error}"
+        occupancy = self._pod.engine.latest_stats.occupancy
         full = [space for space in occupancy if self._share(space) > self._max_quarantined_share]
         if not full:
             return ""

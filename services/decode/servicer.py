@@ -104,8 +104,8 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         request: prefill_pb2.GetStatusRequest,
         context: Context,
     ) -> decode_pb2.GetStatusResponse:
-        state = await self._readiness.refresh()
-        stats = await self._engine.stats()
+        state = self._readiness.refresh()
+        stats = self._engine.latest_stats
         return status_to_pb(
             DecodeStatus(
                 epoch=self._pod.epoch,

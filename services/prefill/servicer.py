@@ -95,7 +95,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
     async def GetStatus(
         self, request: prefill_pb2.GetStatusRequest, context: Context
     ) -> prefill_pb2.GetPrefillStatusResponse:
-        stats = await self._engine.stats()
+        stats = self._engine.latest_stats
         return prefill_status_to_pb(
             PrefillStatus(
                 epoch=self._pod.epoch,

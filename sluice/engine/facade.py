@@ -80,6 +80,7 @@ class EngineFacade:
         self._replies: set[asyncio.Future[object]] = set()
         self._ended = False  # set on the loop, after everything that was pending has been failed
         self.failed: Exception | None = None
+        self._latest_stats = core.stats()
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -172,7 +173,13 @@ class EngineFacade:
         await self._call(lambda core: core.retract(request_id))
 
     async def stats(self) -> EngineStats:
+        """As of now: waits for the step that runs."""
         return await self._call(lambda core: core.stats())
+
+    @property
+    def latest_stats(self) -> EngineStats:
+        """As of the end of the last step or command; never waits, so that a long step can't look like a dead pod."""
+        return self._latest_stats
 
     # ---- event loop side
 
@@ -350,6 +357,7 @@ class EngineFacade:
             self._post_to_loop(lambda: _accept(done, result))
 
     def _publish(self) -> None:
+        self._latest_stats = self._core.stats()
         outputs = self._core.drain()
         if outputs:
             self._post_to_loop(lambda: self._deliver(outputs))

@@ -71,7 +71,8 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
 def dequantise(values: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """What ``quantise`` made, multiplied out: exact in float32 and, but for its range, in bfloat16."""
     x_B32 = values.float().unflatten(-1, (-1, BLOCK_VALUES)) * scales.float().unsqueeze(-1)
-    return x_B32.flatten(-2).to(dtype)
+    out: Tensor = x_B32.flatten(-2).to(dtype)
+    return out
 
 
 def _check_blocks(spec: BufferSpec, stretches: Sequence[int]) -> None:

@@ -2,15 +2,21 @@
 
 A directory steers it from outside the process: while ``hold.NAME`` exists, whoever reaches NAME creates
 ``at.NAME`` and waits for ``hold.NAME`` to vanish. That makes "abort in the middle of a chunk" a fact, not a race.
+``flip.COMPONENT`` damages one received byte of that component, once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+
+from sluice.layout.component import Component
+from sluice.layout.span import Run
+from sluice.transfer.digest import Buffers
 
 _POLL_S = 0.005
 _LONGEST_HOLD_S = 60.0  # a forgotten hold must not hang a pod for ever
@@ -41,6 +47,16 @@ class Faults:
         (self.directory / f"at.{point.value}").touch()
         return True
 
+    def flips(self, component: str) -> bool:
+        """Whether to damage this component now; asking uses the order up."""
+        if self.directory is None:
+            return False
+        order = self.directory / f"flip.{component}"
+        if not order.exists():
+            return False
+        order.unlink()
+        return True
+
     async def reach(self, point: FaultPoint) -> None:
         """Wait here while a test holds this point."""
         deadline = time.monotonic() + _LONGEST_HOLD_S
@@ -52,3 +68,12 @@ class Faults:
         deadline = time.monotonic() + _LONGEST_HOLD_S
         while self.holds(point) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
+
+
+def flip_first_byte(memory: Buffers, component: Component, runs: Sequence[Run]) -> None:
+    """Damage one bit of the first row that was received."""
+    import torch
+
+    if runs:
+        row = memory.buffer(component.name, component.entries[0].layer_id)[runs[0].first]
+        row.view(-1).view(torch.uint8)[0] ^= 1
