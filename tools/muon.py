@@ -31,7 +31,9 @@ def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
 class Muon:
     """Updates all matrices of one shape in one batch; `lr` is set by the caller before each step."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], momentum: float = 0.95, decay: float = 0.01) -> None:
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], momentum: float = 0.95, decay: float = 0.01
+    ) -> None:
         self.lr, self.momentum, self.decay = 0.0, momentum, decay
         by_shape: dict[tuple[int, ...], list[nn.Parameter]] = defaultdict(list)
         for parameter in parameters:
@@ -45,7 +47,9 @@ class Muon:
         for group, buffer in zip(self.groups, self.buffers, strict=True):
             if group[0].grad is None:
                 continue
-            grads = torch.stack([p.grad if p.grad is not None else torch.zeros_like(p) for p in group])
+            grads = torch.stack(
+                [p.grad if p.grad is not None else torch.zeros_like(p) for p in group]
+            )
             buffer.lerp_(grads, 1 - self.momentum)
             update = orthogonalise(grads.lerp(buffer, self.momentum))
             scale = self.lr * 0.2 * max(update.shape[-2:]) ** 0.5

@@ -69,18 +69,28 @@ def filler_text(rng: random.Random, chars: int, prose: Sequence[str]) -> str:
             piece = paragraph[start : start + min(remaining, _MAX_FILLER_PIECE_CHARS)]
             piece = piece[: piece.rfind(" ")] if " " in piece else piece
         else:
-            piece = " ".join(rng.choice(_FILLER_WORDS) for _ in range(max(1, min(remaining, 80) // 4)))
+            piece = " ".join(
+                rng.choice(_FILLER_WORDS) for _ in range(max(1, min(remaining, 80) // 4))
+            )
         pieces.append(piece)
         remaining -= len(piece) + 1
     return "\n".join(pieces)
 
 
 def _definition(key: str, value: str) -> list[Segment]:
-    return [Segment(f"{key}=", Kind.NOISE), Segment(f" {value}", Kind.NOISE), Segment("\n", Kind.TEXT)]
+    return [
+        Segment(f"{key}=", Kind.NOISE),
+        Segment(f" {value}", Kind.NOISE),
+        Segment("\n", Kind.TEXT),
+    ]
 
 
 def _query(key: str, value: str) -> list[Segment]:
-    return [Segment(f"{key}?", Kind.NOISE), Segment(f" {value}", Kind.ANSWER), Segment("\n", Kind.TEXT)]
+    return [
+        Segment(f"{key}?", Kind.NOISE),
+        Segment(f" {value}", Kind.ANSWER),
+        Segment("\n", Kind.TEXT),
+    ]
 
 
 def _filler_segments(rng: random.Random, chars: int, prose: Sequence[str]) -> list[Segment]:

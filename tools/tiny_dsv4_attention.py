@@ -27,7 +27,9 @@ class Attention(nn.Module):
         self.wq_b = nn.Linear(config.q_lora_rank, heads * dim, bias=False)
         self.wkv = nn.Linear(hidden, dim, bias=False)
         self.kv_norm = RMSNorm(dim, config.rms_norm_eps)
-        self.wo_a = nn.Linear(heads * dim // config.o_groups, config.o_groups * config.o_lora_rank, bias=False)
+        self.wo_a = nn.Linear(
+            heads * dim // config.o_groups, config.o_groups * config.o_lora_rank, bias=False
+        )
         self.wo_b = nn.Linear(config.o_groups * config.o_lora_rank, hidden, bias=False)
         self.attn_sink = nn.Parameter(torch.zeros(heads))
         self.rope = Rope(config, compressed=ratio > 0)
@@ -72,7 +74,9 @@ class Attention(nn.Module):
         scores: Tensor | None = None
         if self.ratio == 4:
             rows = slice(0, self.index_rows if self.index_rows else None)
-            if self.index_rows:  # train the indexer on a few rows only: it is as dear as the attention
+            if (
+                self.index_rows
+            ):  # train the indexer on a few rows only: it is as dear as the attention
                 scores = self.indexer(x_BTD[rows].detach(), qr[rows].detach(), self.rope)
             if self.select and count > self.config.index_topk:
                 with torch.no_grad():

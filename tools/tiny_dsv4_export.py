@@ -36,7 +36,9 @@ def read_config(folder: Path) -> TinyConfig:
     """The TinyConfig a folder was exported with."""
     content = json.loads((folder / "config.json").read_text())
     scaling = content["rope_scaling"]
-    values = {field.name: content[field.name] for field in fields(TinyConfig) if field.name in content}
+    values = {
+        field.name: content[field.name] for field in fields(TinyConfig) if field.name in content
+    }
     return TinyConfig(
         **values,
         layer_ratios=tuple(content["compress_ratios"][: content["num_hidden_layers"]]),
@@ -51,5 +53,7 @@ def load_checkpoint(folder: Path) -> TinyDeepseekV4:
     """The exported model in fp32, for evaluation."""
     model = TinyDeepseekV4(read_config(folder))
     tensors = load_file(folder / "model.safetensors")
-    model.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in tensors.items()})
+    model.load_state_dict(
+        {k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}
+    )
     return model.eval()

@@ -34,7 +34,9 @@ class Generation:
 def run_target(model: TinyDeepseekV4, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Streams [T, N, D] and logits [T, V] of one sequence of any length."""
     window = model.config.sliding_window
-    padded = list(ids) + [0] * (-len(ids) % window)  # causal: what follows cannot change what precedes
+    padded = list(ids) + [0] * (
+        -len(ids) % window
+    )  # causal: what follows cannot change what precedes
     x = model.streams(torch.tensor([padded]))[:, : len(ids)]
     return x[0], model.logits(x)[0]
 

@@ -54,11 +54,15 @@ class Block(nn.Module):
         self.attn = Attention(config, ratio)
         self.ffn = MoE(config, hashed)
         self.hc_attn_fn, self.hc_attn_base, self.hc_attn_scale = hyper_parameters(config, 2 * index)
-        self.hc_ffn_fn, self.hc_ffn_base, self.hc_ffn_scale = hyper_parameters(config, 2 * index + 1)
+        self.hc_ffn_fn, self.hc_ffn_base, self.hc_ffn_scale = hyper_parameters(
+            config, 2 * index + 1
+        )
 
     def forward(self, x_BTND: Tensor, ids_BT: Tensor, chain: list[Tensor] | None = None) -> Tensor:
         batch_tokens = x_BTND.shape[:2]
-        x = x_BTND.flatten(0, 1)  # hyper-connections know no sequence; a fixed row count compiles once
+        x = x_BTND.flatten(
+            0, 1
+        )  # hyper-connections know no sequence; a fixed row count compiles once
         y, post, comb = self._mix(x, self.hc_attn_fn, self.hc_attn_base, self.hc_attn_scale)
         f = self.attn(self.attn_norm(y).unflatten(0, batch_tokens), chain)
         x = self.write(x, f.flatten(0, 1), post, comb)
@@ -85,9 +89,13 @@ class NextN(Block):
         self.enorm, self.hnorm, self.norm = (RMSNorm(hidden, eps) for _ in range(3))
         self.hc_head_fn, self.hc_head_base, self.hc_head_scale = collapse_parameters(config)
 
-    def draft(self, embedded_BTD: Tensor, x_BTND: Tensor, ids_BT: Tensor, chain: list[Tensor] | None) -> Tensor:
+    def draft(
+        self, embedded_BTD: Tensor, x_BTND: Tensor, ids_BT: Tensor, chain: list[Tensor] | None
+    ) -> Tensor:
         """Streams Y [B, T, N, D] from the embedding of the next token and the streams before it."""
-        joined = self.e_proj(self.enorm(embedded_BTD)).unsqueeze(2) + self.h_proj(self.hnorm(x_BTND))
+        joined = self.e_proj(self.enorm(embedded_BTD)).unsqueeze(2) + self.h_proj(
+            self.hnorm(x_BTND)
+        )
         y_BTND: Tensor = self(joined, ids_BT, chain)
         return y_BTND
 
@@ -116,7 +124,9 @@ class TinyDeepseekV4(nn.Module):
                 continue
             is_output = name.endswith(("wo_b.weight", "w2.weight"))
             std = 0.02 if name.startswith(("embed", "head")) else parameter.shape[1] ** -0.5
-            nn.init.normal_(parameter, std=std / (2 * len(self.layers)) ** 0.5 if is_output else std)
+            nn.init.normal_(
+                parameter, std=std / (2 * len(self.layers)) ** 0.5 if is_output else std
+            )
         nn.init.normal_(self.embed.weight, std=0.5)
         for module in self.modules():
             if isinstance(module, MoE) and module.hashed:
@@ -138,7 +148,9 @@ class TinyDeepseekV4(nn.Module):
         """NextN logits [B, T, V]."""
         return self._head(self.nextn, y_BTND)
 
-    def draft(self, x_BTND: Tensor, next_ids_BT: Tensor, chain: list[Tensor] | None = None) -> Tensor:
+    def draft(
+        self, x_BTND: Tensor, next_ids_BT: Tensor, chain: list[Tensor] | None = None
+    ) -> Tensor:
         """One NextN pass; `next_ids_BT[:, t]` is the token at t + 1."""
         return self.nextn.draft(self.embed(next_ids_BT), x_BTND, next_ids_BT, chain)
 
@@ -152,7 +164,12 @@ class TinyDeepseekV4(nn.Module):
     def _head(self, owner: TinyDeepseekV4 | NextN, x_BTND: Tensor) -> Tensor:
         c = self.config
         y = hyper_collapse(
-            x_BTND, owner.hc_head_fn, owner.hc_head_base, owner.hc_head_scale, c.hc_eps, c.rms_norm_eps
+            x_BTND,
+            owner.hc_head_fn,
+            owner.hc_head_base,
+            owner.hc_head_scale,
+            c.hc_eps,
+            c.rms_norm_eps,
         )
         logits_BTV: Tensor = self.head(owner.norm(y))
         return logits_BTV

@@ -17,7 +17,9 @@ BOS_ID, EOS_ID, PAD_ID = 0, 1, 2
 MODEL_MAX_LENGTH_TOKENS = 4096
 
 
-def train_tokenizer(paragraphs: Iterable[str], seed: int, vocab_size: int = VOCAB_SIZE) -> Tokenizer:
+def train_tokenizer(
+    paragraphs: Iterable[str], seed: int, vocab_size: int = VOCAB_SIZE
+) -> Tokenizer:
     """Learn merges on prose plus some synthetic documents; the full byte alphabet is always in."""
     rng = random.Random(seed)
     texts = [*paragraphs, *(random_document(rng, 800).text for _ in range(300))]

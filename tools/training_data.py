@@ -46,7 +46,9 @@ class RowSource:
     ) -> None:
         self.tokenizer, self.prose, self.seed = tokenizer, prose, seed
         self.synthetic_share, self.copy_share = synthetic_share, copy_share
-        self.flat = encode_paragraphs(tokenizer, prose) if prose else torch.zeros(0, dtype=torch.int16)
+        self.flat = (
+            encode_paragraphs(tokenizer, prose) if prose else torch.zeros(0, dtype=torch.int16)
+        )
         self._cache: dict[str, list[int]] = {}
 
     def batch(self, step: int, rows: int, tokens: int, reach: float) -> Batch:
@@ -54,13 +56,17 @@ class RowSource:
         rng = random.Random(f"{self.seed}:{step}")
         share = self.synthetic_share if self.prose else 1.0
         made = [
-            self._synthetic_row(rng, tokens, reach) if rng.random() < share else self._prose_row(rng, tokens)
+            self._synthetic_row(rng, tokens, reach)
+            if rng.random() < share
+            else self._prose_row(rng, tokens)
             for _ in range(rows)
         ]
         ids, weights, answers = zip(*made, strict=True)
         return Batch(torch.tensor(ids), torch.tensor(weights), torch.tensor(answers))
 
-    def _prose_row(self, rng: random.Random, tokens: int) -> tuple[list[int], list[float], list[bool]]:
+    def _prose_row(
+        self, rng: random.Random, tokens: int
+    ) -> tuple[list[int], list[float], list[bool]]:
         start = rng.randrange(len(self.flat) - tokens)
         ids = self.flat[start : start + tokens].tolist()
         if rng.random() < 0.7:

@@ -98,9 +98,7 @@ async def test_every_live_row_of_every_component_arrives(
             "draft.hidden",
         )
         link = await asyncio.wrap_future(prefill.worker.connect(decode.endpoint))
-        route = Route(
-            link, agreement.plans, prefill.core.memory.regions(), decode.endpoint.regions
-        )
+        route = Route(link, agreement.plans, prefill.core.memory.regions(), decode.endpoint.regions)
         for length in LENGTHS:
             await push_and_compare(prefill, decode, agreement, route, length)
 
@@ -141,9 +139,7 @@ async def test_a_grant_that_counts_other_rows_is_refused_before_anything_moves()
         agreement = negotiate(prefill.core.layout(), decode.core.layout())
         assert isinstance(agreement, Agreement)
         link = await asyncio.wrap_future(prefill.worker.connect(decode.endpoint))
-        route = Route(
-            link, agreement.plans, prefill.core.memory.regions(), decode.endpoint.regions
-        )
+        route = Route(link, agreement.plans, prefill.core.memory.regions(), decode.endpoint.regions)
         request = Request(RequestId("r"), (5,) * 40, Sampling())
         reservation = await decode.engine.reserve(request, 5.0)
         grants = grants_of(decode, agreement, reservation.tables, 40)

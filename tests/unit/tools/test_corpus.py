@@ -29,12 +29,16 @@ def test_austen_text_keeps_only_long_objects(tmp_path: Path) -> None:
 
 
 def test_clean_paragraphs_joins_lines_and_straightens_quotes() -> None:
-    text = "It was said\nby everyone, \u201ctruly\u201d so; and it\u2019s\n a long line.\n\nshort\n\n"
+    text = (
+        "It was said\nby everyone, \u201ctruly\u201d so; and it\u2019s\n a long line.\n\nshort\n\n"
+    )
     assert clean_paragraphs(text) == ['It was said by everyone, "truly" so; and it\'s a long line.']
 
 
 def test_bible_paragraphs_drop_verse_numbers_and_headings() -> None:
-    text = "Genesis 1\n\n" + "\n".join(f"  {i} In the beginning was line {'abcdef'[i - 1]}." for i in range(1, 7))
+    text = "Genesis 1\n\n" + "\n".join(
+        f"  {i} In the beginning was line {'abcdef'[i - 1]}." for i in range(1, 7)
+    )
     paragraphs = bible_paragraphs(text)
     assert len(paragraphs) == 2
     assert paragraphs[0].count("In the beginning") == 4
