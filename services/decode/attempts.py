@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from services.decode.peers import Held, Peer, Peers
+from services.decode.peers import RESERVING, Held, Peer, Peers
 from sluice.engine.facade import EngineFacade
 from sluice.engine.outputs import Reservation
 from sluice.engine.streams import TokenStream
@@ -17,6 +17,7 @@ from sluice.errors import (
     Aborted,
     DeadlineExceeded,
     DigestMismatch,
+    Overloaded,
     PeerLost,
     SluiceError,
     SpanMismatch,
@@ -46,6 +47,7 @@ class _Attempt:
     agreement: Agreement
     deadline_s: float  # monotonic
     reservation: Reservation
+    want_digests: bool
     grant: StateMachine[GrantState, GrantEvent]
     stream: AttemptStream | None = None
 
@@ -90,7 +92,7 @@ class Attempts:
         self._running += 1
         self._idle.clear()
         try:
-            attempt = await self._reserve(call)
+            attempt = await self._reserve(call, proving=False)
             complete = await self._prefilled(attempt)
             events = await self._adopt(attempt, complete)
             async with aclosing(self._stream(attempt, complete, events)) as messages:
@@ -103,7 +105,7 @@ class Attempts:
 
     async def canary(self, call: GenerateCall) -> AttemptComplete:
         """Move every component for a synthetic prompt and prove it, without decoding."""
-        attempt = await self._reserve(call)
+        attempt = await self._reserve(call, proving=True)
         complete = await self._prefilled(attempt)
         await self._engine.release(attempt.engine_id)
         return complete
@@ -118,15 +120,27 @@ class Attempts:
 
     # -- before the state has arrived -----------------------------------------------------------------------
 
-    async def _reserve(self, call: GenerateCall) -> _Attempt:
+    async def _reserve(self, call: GenerateCall, *, proving: bool) -> _Attempt:
         deadline_s = time.monotonic() + call.timeout_s
-        peer, agreement = self._peers.require(call.prefill_address)
+        peer, agreement = self._peers.require(call.prefill_address, proving=proving)
         epoch = peer.epoch
         await self._faults.reach(FaultPoint.DECODE_QUEUED)
         request = Request(RequestId(call.attempt_id), call.prompt, call.sampling)
-        reservation = await self._engine.reserve(request, call.timeout_s)
+        try:
+            reservation = await self._engine.reserve(request, call.timeout_s)
+        except Overloaded as error:
+            error.stage = RESERVING  # ours, not the prefill's
+            raise
+        digests = self._want_digests or proving
         return _Attempt(
-            call, peer, epoch, agreement, deadline_s, reservation, new_grant(call.attempt_id)
+            call,
+            peer,
+            epoch,
+            agreement,
+            deadline_s,
+            reservation,
+            digests,
+            new_grant(call.attempt_id),
         )
 
     async def _prefilled(self, attempt: _Attempt) -> AttemptComplete:
@@ -195,7 +209,7 @@ class Attempts:
                 ComponentGrant(name, span(self._memory.component(name), tables, len(call.prompt)))
                 for name in attempt.agreement.components
             ),
-            want_digests=self._want_digests,
+            want_digests=attempt.want_digests,
         )
 
     async def _prove(self, attempt: _Attempt, complete: AttemptComplete) -> None:
@@ -214,7 +228,7 @@ class Attempts:
                 )
             if self._faults.flips(name):
                 flip_first_byte(self._memory, component, runs)
-            if not self._want_digests:
+            if not attempt.want_digests:
                 continue
             digest = await asyncio.to_thread(digest_rows, self._memory, component, runs)
             if digest != moved[name].digest:
@@ -229,7 +243,12 @@ class Attempts:
     def _spawn_wind_down(self, attempt: _Attempt) -> None:
         task = asyncio.create_task(self._wind_down(attempt))
         self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        task.add_done_callback(self._wound_down)
+
+    def _wound_down(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("wind_down_failed", error=repr(error))
 
     async def _wind_down(self, attempt: _Attempt) -> None:
         """Give the rows back, or quarantine them while the peer may still write."""
@@ -255,15 +274,18 @@ class Attempts:
 
     async def _abort(self, attempt: _Attempt, stream: AttemptStream) -> None:
         attempt.grant.apply(GrantEvent.ABORT)
-        with contextlib.suppress(SluiceError, TimeoutError):
+        try:
             async with asyncio.timeout(_DRAIN_TIMEOUT_S):
                 answer = await stream.abort("decode gave up")
-                if answer is None:
-                    attempt.grant.apply(GrantEvent.DRAINED)
-                elif isinstance(answer, SluiceError):
-                    attempt.grant.apply(GrantEvent.FAILED)
-                else:
-                    attempt.grant.apply(GrantEvent.COMPLETE)
+        except Exception as error:  # whatever it was, nothing is known: the rows are quarantined
+            log.warning("abort_unanswered", attempt_id=attempt.call.attempt_id, error=str(error))
+            return
+        if answer is None:
+            attempt.grant.apply(GrantEvent.DRAINED)
+        elif isinstance(answer, SluiceError):
+            attempt.grant.apply(GrantEvent.FAILED)
+        else:
+            attempt.grant.apply(GrantEvent.COMPLETE)
 
     # -- after the state has arrived ------------------------------------------------------------------------
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from sluice.errors import LayoutRefused, NotReady, PeerLost, SluiceError
+from services.environment import split_address
+from sluice.errors import (
+    DeadlineExceeded,
+    LayoutRefused,
+    NotReady,
+    Overloaded,
+    PeerLost,
+    SluiceError,
+)
 from sluice.layout.layout import Layout
 from sluice.layout.negotiate import Agreement, Refusal, negotiate
 from sluice.rpc.messages import PeerStatus
@@ -22,6 +31,8 @@ from sluice.types import AttemptId, Epoch
 log = get_logger(__name__)
 Prove = Callable[[str], Awaitable[object]]
 _NO_EPOCH = Epoch("")
+_UNPROVEN = "its canary has not passed yet"
+RESERVING = "reserve"  # stage of errors about our own capacity
 
 
 class PeerState(Enum):
@@ -40,6 +51,7 @@ class PeerTimes:
     missed_pings: int = 2
     handshake_timeout_s: float = 15.0
     retry_s: float = 0.5
+    refused_retry_s: float = 2.0  # somebody has to change a setting first
     gone_for_s: float = (
         1.0  # refused connections this long: the process is gone, and so are its bytes in flight
     )
@@ -69,11 +81,12 @@ class Peer:
     lost: asyncio.Event = field(default_factory=asyncio.Event)
 
     def status(self) -> PeerStatus:
+        unproven = self.state is PeerState.AGREED and not self.proven
         return PeerStatus(
             address=self.address,
             epoch=self.epoch,
-            state=self.state.value,
-            reason=self.reason,
+            state=(PeerState.CONNECTING if unproven else self.state).value,
+            reason=_UNPROVEN if unproven else self.reason,
             agreement_digest=self.agreement.digest if self.agreement else "",
             quarantined_attempts=len(self.held),
         )
@@ -133,8 +146,11 @@ class Peers:
                 await self._change.wait()
         self._change.clear()
 
-    def require(self, address: str) -> tuple[Peer, Agreement]:
-        """The agreed peer at this address. Raises ``NotReady`` or ``LayoutRefused`` with the reason."""
+    def require(self, address: str, *, proving: bool = False) -> tuple[Peer, Agreement]:
+        """The agreed peer at this address. Raises ``NotReady`` or ``LayoutRefused`` with the reason.
+
+        ``proving``: for the canary, which is what makes a peer proven.
+        """
         peer = self._peers.get(address)
         if peer is None:
             raise NotReady(
@@ -148,6 +164,8 @@ class Peers:
             raise NotReady(
                 f"prefill {address} is {peer.state.value}: {peer.reason}", stage="pairing"
             )
+        if not (peer.proven or proving):
+            raise NotReady(f"prefill {address}: {_UNPROVEN}", stage="pairing")
         return peer, peer.agreement
 
     async def negotiated(self, address: str, timeout_s: float) -> Agreement | Refusal:
@@ -157,22 +175,31 @@ class Peers:
             return await self._handshake(peer)
 
     async def _keep(self, peer: Peer) -> None:
-        """Handshake, then ping until the peer is lost or restarted; for ever."""
+        """Handshake, canary, then ping until the peer is lost or restarted; for ever."""
         while True:
             try:
-                outcome = await self._handshake(peer)
-                if isinstance(outcome, Agreement):
-                    await self._prove(peer)
-                    await self._watch(peer)
-            except (SluiceError, TimeoutError) as error:
-                self._set(peer, PeerState.LOST, str(error) or "handshake timed out")
-                await self._release_if_gone(peer)
+                await self._keep_once(peer)
             except (
                 Exception
             ) as error:  # a bug must show in the status, and must not stop the keeper
                 log.exception("keeper_failed", peer=peer.address)
                 self._set(peer, PeerState.LOST, f"{type(error).__name__}: {error}")
-            await asyncio.sleep(self._times.retry_s)
+            refused = peer.state is PeerState.REFUSED
+            await asyncio.sleep(self._times.refused_retry_s if refused else self._times.retry_s)
+
+    async def _keep_once(self, peer: Peer) -> None:
+        try:
+            if isinstance(await self._handshake(peer), Agreement):
+                await self._ask_drained(peer)
+                if peer.held:  # another canary would only pin more rows
+                    raise NotReady(f"{len(peer.held)} attempts may still write", stage="peer")
+                await self._prove(peer)
+                await self._watch(peer)
+        except LayoutRefused:
+            pass  # the state says it
+        except (SluiceError, TimeoutError) as error:
+            self._set(peer, PeerState.LOST, str(error) or "handshake timed out")
+            await self._release_if_gone(peer)
 
     async def _handshake(self, peer: Peer) -> Agreement | Refusal:
         answer = await peer.link.handshake(
@@ -182,7 +209,10 @@ class Peers:
             allow_missing_draft=self._allow_missing_draft,
             timeout_s=self._times.handshake_timeout_s,
         )
-        await self._settle_older(peer, answer.epoch)
+        if answer.epoch != peer.epoch:  # another life: nothing known of the last one holds
+            peer.proven = False
+            peer.lost.set()
+            await self._settle_older(peer, answer.epoch)
         peer.epoch = answer.epoch
         outcome = negotiate(
             answer.layout, self._layout, allow_missing_draft=self._allow_missing_draft
@@ -200,14 +230,22 @@ class Peers:
             raise LayoutRefused(reason, stage="handshake", remedy="run one version on both pods")
         else:
             peer.agreement = outcome
-            peer.lost = asyncio.Event()
+            if peer.lost.is_set():
+                peer.lost = asyncio.Event()
             self._set(peer, PeerState.AGREED, "")
         return outcome
 
     async def _prove(self, peer: Peer) -> None:
         """Readiness counts a peer only after every component really crossed."""
-        if self.prove is not None and not peer.proven:
-            await self.prove(peer.address)
+        while self.prove is not None and not peer.proven:
+            try:
+                await self.prove(peer.address)
+                break
+            except (Overloaded, DeadlineExceeded) as error:
+                if error.stage != RESERVING:
+                    raise
+                # Our own pools are full, which says nothing about the peer.
+                await asyncio.sleep(self._times.retry_s)
         peer.proven = True
         self._change.set()
 
@@ -229,6 +267,8 @@ class Peers:
                 return
             if not answer.paired:
                 self._set(peer, PeerState.LOST, "prefill forgot this pod")
+                return
+            if not peer.proven:  # somebody else shook hands with a new life of it
                 return
             await self._ask_drained(peer)
 
@@ -287,21 +327,27 @@ class Peers:
             await asyncio.sleep(0.1)
 
     async def _end_hold(self, peer: Peer, attempt_id: AttemptId, event: GrantEvent) -> None:
-        held = peer.held.pop(attempt_id, None)
+        held = peer.held.get(attempt_id)
         if held is not None:
-            held.grant.apply(event)
-            await held.release()
+            if held.grant.can(event):
+                held.grant.apply(event)
+            await held.release()  # forgotten only when given back
+            peer.held.pop(attempt_id, None)
             log.info("quarantine_ended", attempt_id=attempt_id, how=event.value)
             self._change.set()
 
     async def _refused(self, address: str) -> bool:
-        host, _, port = address.rpartition(":")
+        """Nobody listens at the address: every one of its IP addresses refuses."""
+        host, port = split_address(address)
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._times.ping_timeout_s):
-                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-        except ConnectionRefusedError:
-            return True
+                places = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                for *_, place in places:
+                    with contextlib.suppress(ConnectionRefusedError):
+                        _, writer = await asyncio.open_connection(str(place[0]), port)
+                        writer.close()
+                        return False
         except (OSError, TimeoutError):
             return False
-        writer.close()
-        return False
+        return True

@@ -30,7 +30,7 @@ async def serve(settings: PrefillSettings) -> None:
             forget_after_s=settings.forget_peer_s,
         )
         attempts = Attempts(pod.engine, pod.memory, pod.worker, pod.epoch, pod.faults)
-        servicer = PrefillServicer(pod.info, peers, attempts, pod.engine)
+        servicer = PrefillServicer(pod.info, peers, attempts, pod.engine, pod.worker)
         server = RpcServer(
             ServerConfig(settings.listen),
             lambda grpc: prefill_pb2_grpc.add_PrefillServicer_to_server(servicer, grpc),
@@ -45,6 +45,8 @@ async def serve(settings: PrefillSettings) -> None:
         servicer.draining = True
         await server.set_serving(SERVICE, False)
         await attempts.drain(settings.drain_s)
+        # Decode takes a refused connection for the end of our writes: the I/O thread ends first, the port closes last.
+        await asyncio.to_thread(pod.worker.close)
         await server.stop()
 
 
@@ -58,5 +60,8 @@ async def _watch(pod: Pod, peers: Peers, server: RpcServer) -> None:
             await server.set_serving(SERVICE, serving)
             if not healthy:
                 await server.set_serving("", False)  # only a restart helps
-        await peers.forget_silent()
+        try:
+            await peers.forget_silent()
+        except Exception:  # a bug there must not freeze health
+            log.exception("forget_failed")
         await asyncio.sleep(_WATCH_EVERY_S)

@@ -100,11 +100,16 @@ class Attempts:
 
         Raises a typed error only after everything it posted has settled, so that the peer may reuse its rows.
         """
-        attempt = self._live[attempt_id]
-        attempt.task = asyncio.create_task(self._serve(attempt))
+        attempt = self._live.get(attempt_id)
+        if attempt is None or not attempt.machine.can(AttemptEvent.COMPLETE):
+            raise Aborted(f"attempt {attempt_id} was revoked before it began", stage="prefill")
+        task = attempt.task = asyncio.create_task(self._serve(attempt))
         try:
-            complete = await asyncio.shield(attempt.task)
+            complete = await asyncio.shield(task)
         except asyncio.CancelledError:
+            if task.cancelled() and not _being_cancelled():  # revoked; our caller still listens
+                await attempt.ended.wait()
+                raise Aborted(f"attempt {attempt_id} was revoked", stage="prefill") from None
             self.revoke_soon(attempt_id)
             raise
         except Exception as error:
@@ -231,9 +236,15 @@ class Attempts:
 
     async def _drain_one(self, attempt: _Attempt) -> None:
         """Compute nothing more, post nothing more, wait for posted handles, free."""
+        attempt.sender.stop()  # before the step that runs can hand it another chunk
         with contextlib.suppress(SluiceError):  # a dead engine computes nothing either
             await self._engine.abort(RequestId(attempt.start.attempt_id))
-        await attempt.sender.revoke()
+        try:
+            await attempt.sender.revoke()
+        except SluiceError as error:
+            # The I/O thread died with handles open. The rows stay held, and health says that only a restart helps.
+            log.error("attempt_unsettled", attempt_id=attempt.start.attempt_id, error=str(error))
+            return
         if attempt.task is not None:
             attempt.task.cancel()
             await asyncio.wait([attempt.task])
@@ -253,3 +264,8 @@ class Attempts:
         self._ended[attempt_id] = None
         while len(self._ended) > _REMEMBERED_ATTEMPTS:
             del self._ended[next(iter(self._ended))]
+
+
+def _being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

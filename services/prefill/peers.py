@@ -11,12 +11,13 @@ from sluice.layout.layout import Layout
 from sluice.layout.negotiate import Agreement, Refusal, negotiate
 from sluice.pools.base import Region
 from sluice.telemetry.logging import get_logger
-from sluice.transfer.plane import Endpoint, Link
+from sluice.transfer.plane import Endpoint
 from sluice.transfer.sender import Route
 from sluice.transfer.worker import TransferWorker
 from sluice.types import AttemptId, Epoch
 
 log = get_logger(__name__)
+_REMEMBERED_REFUSALS = 1000
 
 
 @dataclass
@@ -51,7 +52,8 @@ class Peers:
         self._connect_timeout_s = connect_timeout_s
         self._forget_after_s = forget_after_s
         self._peers: dict[Epoch, DecodePeer] = {}
-        self._pairing: dict[Epoch, asyncio.Lock] = {}
+        self._joining: dict[Epoch, asyncio.Task[None]] = {}
+        self._refusals: dict[Epoch, str] = {}  # what was logged
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -65,15 +67,12 @@ class Peers:
         """
         outcome = negotiate(self._layout, layout, allow_missing_draft=allow_missing_draft)
         if isinstance(outcome, Refusal):
-            log.warning("pair_refused", decode_epoch=epoch, mismatches=len(outcome.mismatches))
+            self._log_refusal(epoch, outcome)
             return outcome
-        async with self._pairing.setdefault(epoch, asyncio.Lock()):
-            if epoch not in self._peers:
-                link = await self._connect(endpoint)
-                route = Route(link, outcome.plans, self._regions, endpoint.regions)
-                self._peers[epoch] = DecodePeer(epoch, outcome, route, time.monotonic())
-                log.info("pair_agreed", decode_epoch=epoch, agreement=outcome.digest)
-        del self._pairing[epoch]
+        await self._drop_broken(epoch)
+        if epoch not in self._peers:
+            async with asyncio.timeout(self._connect_timeout_s):
+                await asyncio.shield(self._joining_of(epoch, outcome, endpoint))
         return outcome
 
     def require(self, epoch: Epoch, agreement_digest: str) -> DecodePeer:
@@ -109,6 +108,41 @@ class Peers:
                 await asyncio.wrap_future(self._worker.disconnect(peer.route.link))
                 log.info("peer_forgotten", decode_epoch=peer.epoch)
 
-    async def _connect(self, endpoint: Endpoint) -> Link:
-        async with asyncio.timeout(self._connect_timeout_s):
-            return await asyncio.wrap_future(self._worker.connect(endpoint))
+    def _joining_of(
+        self, epoch: Epoch, agreement: Agreement, endpoint: Endpoint
+    ) -> asyncio.Task[None]:
+        """The one task that connects to this epoch. No caller's cancellation may end it: the I/O thread connects
+        all the same, and a link that nobody recorded would bar the epoch for ever.
+        """
+        task = self._joining.get(epoch)
+        if task is None:
+            task = asyncio.create_task(self._join(epoch, agreement, endpoint))
+            self._joining[epoch] = task
+            task.add_done_callback(lambda done: self._join_ended(epoch, done))
+        return task
+
+    async def _join(self, epoch: Epoch, agreement: Agreement, endpoint: Endpoint) -> None:
+        link = await asyncio.wrap_future(self._worker.connect(endpoint))
+        route = Route(link, agreement.plans, self._regions, endpoint.regions)
+        self._peers[epoch] = DecodePeer(epoch, agreement, route, time.monotonic())
+        log.info("pair_agreed", decode_epoch=epoch, agreement=agreement.digest)
+
+    def _join_ended(self, epoch: Epoch, done: asyncio.Task[None]) -> None:
+        del self._joining[epoch]
+        if not done.cancelled() and done.exception() is not None:
+            log.warning("connect_failed", decode_epoch=epoch, error=str(done.exception()))
+
+    async def _drop_broken(self, epoch: Epoch) -> None:
+        """A link that broke stays broken; with nothing in flight it can be made anew."""
+        peer = self._peers.get(epoch)
+        if peer is not None and peer.route.link.lost and not peer.attempts:
+            del self._peers[epoch]
+            await asyncio.wrap_future(self._worker.disconnect(peer.route.link))
+
+    def _log_refusal(self, epoch: Epoch, refusal: Refusal) -> None:
+        """Once a decode process and reason: a refused pod asks again every few seconds."""
+        if self._refusals.get(epoch) != refusal.summary():
+            if len(self._refusals) >= _REMEMBERED_REFUSALS:
+                self._refusals.clear()
+            self._refusals[epoch] = refusal.summary()
+            log.warning("pair_refused", decode_epoch=epoch, reason=refusal.summary())

@@ -11,7 +11,7 @@ from grpc import aio
 from services.prefill.attempts import Attempts
 from services.prefill.peers import DecodePeer, Peers
 from sluice.engine.facade import EngineFacade
-from sluice.errors import BadRequest, DeadlineExceeded, NotReady, SluiceError, StaleEpoch
+from sluice.errors import Aborted, BadRequest, DeadlineExceeded, NotReady, SluiceError, StaleEpoch
 from sluice.layout.layout import Layout
 from sluice.layout.negotiate import Agreement
 from sluice.rpc.convert import (
@@ -25,6 +25,7 @@ from sluice.rpc.convert_attempt import complete_to_pb, start_from_pb
 from sluice.rpc.convert_decode import pod_layout_to_pb, prefill_status_to_pb
 from sluice.rpc.messages import PodLayout, PrefillStatus, pool_statuses
 from sluice.transfer.messages import AttemptStart
+from sluice.transfer.worker import TransferWorker
 from sluice.types import AttemptId, Epoch
 from sluice.v1 import layout_pb2, prefill_pb2, prefill_pb2_grpc
 
@@ -39,12 +40,18 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
     """Stateless itself; see the classes it is given."""
 
     def __init__(
-        self, pod: PodLayout, peers: Peers, attempts: Attempts, engine: EngineFacade
+        self,
+        pod: PodLayout,
+        peers: Peers,
+        attempts: Attempts,
+        engine: EngineFacade,
+        worker: TransferWorker,
     ) -> None:
         self._pod = pod
         self._peers = peers
         self._attempts = attempts
         self._engine = engine
+        self._worker = worker
         self.draining = False
 
     @property
@@ -63,6 +70,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         request: prefill_pb2.HandshakeRequest,
         context: Context,
     ) -> prefill_pb2.HandshakeResponse:
+        self._refuse_if_dead("handshake")
         outcome = await self._peers.pair(
             layout_from_pb(request.layout),
             Epoch(request.epoch),
@@ -85,8 +93,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         request: prefill_pb2.PingRequest,
         context: Context,
     ) -> prefill_pb2.PingResponse:
-        if self._engine.failed is not None:
-            raise NotReady(f"the engine stopped: {self._engine.failed}", stage="ping")
+        self._refuse_if_dead("ping")
         return prefill_pb2.PingResponse(
             epoch=self._pod.epoch,
             paired=self._peers.seen(Epoch(request.epoch)),
@@ -95,12 +102,12 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
     async def GetStatus(
         self, request: prefill_pb2.GetStatusRequest, context: Context
     ) -> prefill_pb2.GetPrefillStatusResponse:
-        stats = self._engine.latest_stats
+        stats, dead = self._engine.latest_stats, self._dead()
         return prefill_status_to_pb(
             PrefillStatus(
                 epoch=self._pod.epoch,
-                ready=not self.draining,
-                reason="shutting down" if self.draining else "",
+                ready=not self.draining and dead is None,
+                reason=f"a thread died: {dead}" if dead else "shutting down" * self.draining,
                 queued=stats.queued,
                 running=stats.running,
                 paired=len(self._peers),
@@ -138,8 +145,19 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             # Nothing was posted, so this is a settled failure like any other.
             yield prefill_pb2.RunResponse(failed=failure_to_pb(error))
             return
-        yield prefill_pb2.RunResponse(accepted=prefill_pb2.Accepted())
-        yield await self._serve(start.attempt_id, request_iterator)
+        try:
+            yield prefill_pb2.RunResponse(accepted=prefill_pb2.Accepted())
+            yield await self._serve(start.attempt_id, request_iterator)
+        finally:  # a stream that broke leaves no attempt behind
+            self._attempts.revoke_soon(start.attempt_id)
+
+    def _dead(self) -> BaseException | None:
+        """Why this pod can do nothing more, if a thread of it died."""
+        return self._engine.failed or self._worker.failed
+
+    def _refuse_if_dead(self, stage: str) -> None:
+        if (dead := self._dead()) is not None:
+            raise NotReady(f"a thread of this pod died: {dead}", stage=stage, remedy="restart it")
 
     async def _start(self, stream: RunStream) -> AttemptStart:
         try:
@@ -178,9 +196,12 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
                 return prefill_pb2.RunResponse(drained=prefill_pb2.Drained())
             return prefill_pb2.RunResponse(complete=complete_to_pb(run.result()))
         except SluiceError as error:
+            if self.draining and isinstance(
+                error, Aborted
+            ):  # ours, not the caller's: worth a retry
+                error = NotReady("this prefill pod is shutting down", stage="run")
             return prefill_pb2.RunResponse(failed=failure_to_pb(error))
         finally:
-            self._attempts.revoke_soon(attempt_id)
             for task in (run, word):
                 task.cancel()
             await asyncio.gather(run, word, return_exceptions=True)

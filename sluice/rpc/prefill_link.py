@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 
 from sluice.errors import PeerLost, SluiceError
@@ -110,7 +111,10 @@ class AttemptStream:
         """Ask prefill to stop and wait for its last word; it may have crossed the abort."""
         abort = prefill_pb2.RunRequest(abort=prefill_pb2.Abort(reason=reason))
         if not self._reader.done():
-            await self._call.send(abort)
+            with contextlib.suppress(
+                SluiceError
+            ):  # the stream is over: its last word may be waiting
+                await self._call.send(abort)
         return await self.outcome()
 
     def cancel(self) -> None:

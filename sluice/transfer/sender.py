@@ -151,17 +151,20 @@ class Sender:
                     f"{component.name}: {sent} of {due} rows were sent", stage="transfer"
                 )
 
+    def stop(self) -> None:
+        """Post nothing more. What was posted is on its way; ``revoke`` waits for it."""
+        with self._lock:
+            self._revoked = True
+            for ticket in self._tickets:
+                ticket.revoke()
+
     async def revoke(self) -> None:
         """Post nothing more; returns when nothing of this attempt can be written any more.
 
         Raises when the I/O thread died with handles open: then nobody knows, and only the process's end helps.
         """
-        with self._lock:
-            self._revoked = True
-            tickets = list(self._tickets)
-        for ticket in tickets:
-            ticket.revoke()
-        settled = [await asyncio.wrap_future(ticket.settled) for ticket in tickets]
+        self.stop()
+        settled = [await asyncio.wrap_future(ticket.settled) for ticket in self._tickets]
         if not all(settlement.clean for settlement in settled):
             # The connection broke: bytes that the peer's kernel already has may still be placed, very soon.
             await asyncio.sleep(_UNCLEAN_WAIT_S)
