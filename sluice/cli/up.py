@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -105,17 +106,28 @@ async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
 
 def _print_ready(console: Console, progress: Progress, stack: Stack, config: StackConfig) -> None:
     progress.close()
-    body = json.dumps({"prompt": "Once upon a time", "max_tokens": 64, "stream": True})
+    path, body = _example(config.model_dir)
     console.print(f"\n[bold green]Sluice is up[/] at {stack.url} ({config.model_dir.name})")
     console.print(
-        f"\n  curl -N {stack.url}/v1/completions \\\n"
+        f"  prefill {stack.prefill_address}, decode {stack.decode_address}", highlight=False
+    )
+    console.print(
+        f"\n  curl -N {stack.url}{path} \\\n"
         f"    -H 'content-type: application/json' \\\n"
-        f"    -d '{body}'\n",
+        f"    -d '{json.dumps(body | {'max_tokens': 64, 'stream': True})}'\n",
         soft_wrap=True,
         markup=False,
         highlight=False,
     )
     console.print("Ctrl-C stops all three.")
+
+
+def _example(model_dir: Path) -> tuple[str, dict[str, object]]:
+    """A path and a body that suit the model: a chat for one with a chat template."""
+    if (model_dir / "chat_template.jinja").is_file():
+        message = {"role": "user", "content": "What is the capital of France?"}
+        return "/v1/chat/completions", {"messages": [message]}
+    return "/v1/completions", {"prompt": "And it came to pass", "temperature": 0.7}
 
 
 @contextmanager
