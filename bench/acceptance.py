@@ -195,7 +195,7 @@ def plot(variants: Sequence[Variant], edges: Sequence[int], window: int, path: P
         axis.set_ylim(0.95, 4.05)
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("acceptance length (tokens a verify step)")
-    axes[-1].legend(frameon=False, fontsize=8, loc="upper right")
+    axes[0].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(0.0, 0.25))
     figure.tight_layout()
     figure.savefig(path, dpi=130)
 
