@@ -11,6 +11,7 @@ import pytest
 
 from sluice.config import PoolMode
 from sluice.rpc.client import DecodeClient
+from sluice.transfer.faults import FaultPoint
 from sluice.types import Sampling
 from tests.e2e.aggregated import Case, Outcome, run_aggregated
 from tests.e2e.pods import Pair
@@ -35,8 +36,8 @@ FAMILIES = [
     Family("tiny-dsv4", 5, 500),
     Family("tiny-dsv4", 5, 500, PoolMode.UNIFIED),
     Family("tiny-kimi", 5, 500, outputs=(60, 200, 250)),  # with its DSPARK draft, so it is quick
-    Family("llama", 5, 64),
-    Family("qwen3", 5, 64),
+    Family("llama", 5, 64, outputs=(60, 200, 250)),
+    Family("qwen3", 5, 64, outputs=(60, 200, 250)),
 ]
 
 
@@ -88,7 +89,13 @@ def test_family_survives_retraction_and_equals_aggregated(
 
     async def run() -> tuple[list[Outcome], int]:
         await pair.ready()
-        outcomes = await run_disaggregated(pair, cases)
+        # Side by side at the start of decoding, however quick the machine: together they outgrow the memory.
+        pair.hold(FaultPoint.DECODE_ADOPTED)
+        work = asyncio.create_task(run_disaggregated(pair, cases))
+        await pair.reached(FaultPoint.DECODE_ADOPTED)
+        await asyncio.sleep(2.0)
+        pair.let_go(FaultPoint.DECODE_ADOPTED)
+        outcomes = await work
         await pair.baseline()
         async with DecodeClient(pair.decode.address) as client:
             return outcomes, (await client.get_status(2.0)).retractions
