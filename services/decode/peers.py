@@ -179,9 +179,8 @@ class Peers:
         while True:
             try:
                 await self._keep_once(peer)
-            except (
-                Exception
-            ) as error:  # a bug must show in the status, and must not stop the keeper
+            except Exception as error:
+                # A bug must show in the status, and must not stop the keeper.
                 log.exception("keeper_failed", peer=peer.address)
                 self._set(peer, PeerState.LOST, f"{type(error).__name__}: {error}")
             refused = peer.state is PeerState.REFUSED
