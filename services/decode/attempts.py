@@ -26,7 +26,7 @@ from sluice.errors import (
 from sluice.layout.negotiate import Agreement
 from sluice.layout.span import count_rows, span
 from sluice.pools.base import StateMemory
-from sluice.rpc.messages import Finished, GenerateCall, Tokens, Usage
+from sluice.rpc.messages import Event, Finished, GenerateCall, PromptScored, Tokens, Usage
 from sluice.rpc.prefill_link import AttemptStream
 from sluice.telemetry.logging import get_logger
 from sluice.transfer.digest import digest_rows
@@ -87,7 +87,7 @@ class Attempts:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def generate(self, call: GenerateCall) -> AsyncGenerator[Tokens | Finished]:
+    async def generate(self, call: GenerateCall) -> AsyncGenerator[Event]:
         """Stream one request. Closing the iterator aborts it on both pods; errors are typed."""
         self._running += 1
         self._idle.clear()
@@ -294,7 +294,10 @@ class Attempts:
         try:
             await self._faults.reach(FaultPoint.DECODE_ADOPTED)
             return self._engine.adopt(
-                attempt.engine_id, complete.first_token, attempt.agreement.draft_valid
+                attempt.engine_id,
+                complete.first_token,
+                attempt.agreement.draft_valid,
+                complete.first_logprobs,
             )
         except BaseException:
             self._spawn_wind_down(attempt)
@@ -302,15 +305,17 @@ class Attempts:
 
     async def _stream(
         self, attempt: _Attempt, complete: AttemptComplete, events: TokenStream
-    ) -> AsyncGenerator[Tokens | Finished]:
+    ) -> AsyncGenerator[Event]:
         tokens = steps = accepted = 0
         try:
+            if complete.prompt_logprobs is not None:
+                yield PromptScored(complete.prompt_logprobs)
             while True:
                 event = await self._next_event(attempt, events)
                 tokens += len(event.token_ids)
                 steps += event.accepted_drafts is not None
                 accepted += event.accepted_drafts or 0
-                yield Tokens(event.token_ids, event.accepted_drafts)
+                yield Tokens(event.token_ids, event.accepted_drafts, event.logprobs)
                 if event.finish_reason is not None:
                     usage = self._usage(complete, tokens, steps, accepted)
                     yield Finished(self._reason(event.finish_reason), usage)

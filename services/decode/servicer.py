@@ -17,14 +17,13 @@ from sluice.errors import NotReady, SluiceError
 from sluice.layout.negotiate import Agreement
 from sluice.rpc.convert import failure_to_pb, mismatch_to_pb
 from sluice.rpc.convert_decode import (
-    finished_to_pb,
+    event_to_pb,
     generate_from_pb,
     moved_to_pb,
     pod_layout_to_pb,
     status_to_pb,
-    tokens_to_pb,
 )
-from sluice.rpc.messages import DecodeStatus, Finished, PodLayout, pool_statuses
+from sluice.rpc.messages import DecodeStatus, PodLayout, pool_statuses
 from sluice.v1 import decode_pb2, decode_pb2_grpc, layout_pb2, prefill_pb2
 
 _PAIR_TIMEOUT_S = 15.0
@@ -93,11 +92,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
             raise NotReady("this decode pod is shutting down", stage="generate")
         async with aclosing(self._attempts.generate(generate_from_pb(request))) as messages:
             async for message in messages:
-                yield (
-                    finished_to_pb(message)
-                    if isinstance(message, Finished)
-                    else tokens_to_pb(message)
-                )
+                yield event_to_pb(message)
 
     async def GetStatus(
         self,

@@ -178,6 +178,8 @@ class Attempts:
             cached_tokens=outcome.cached_tokens,
             timings=Timings(outcome.queue_s, outcome.prefill_s, transfer_s),
             components=reports,
+            first_logprobs=outcome.first_logprobs,
+            prompt_logprobs=outcome.prompt_logprobs,
         )
 
     def _request(self, start: AttemptStart) -> Request:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from services.router.pairing import Lease, Pair, PairSource
 from sluice.errors import DeadlineExceeded, Overloaded, SluiceError
-from sluice.rpc.messages import Finished, GenerateCall, Tokens, Usage
+from sluice.rpc.messages import Finished, GenerateCall, PromptScored, Tokens, Usage
 from sluice.telemetry.logging import get_logger
 from sluice.text.detokenize import Detokenizer
 from sluice.text.stop import StopMatcher
@@ -114,6 +114,8 @@ class TextGenerator:
                     yield text.finish(End(event.reason, event.usage))
                     return
                 lease.prefill_done()
+                if isinstance(event, PromptScored):
+                    continue  # no field of a body asks for them yet
                 piece = text.push(event)
                 if piece is not None:
                     yield piece

@@ -45,7 +45,7 @@ from sluice.pools.backup import check_backup
 from sluice.pools.memory import Memory
 from sluice.spec.build import build_drafter, draft_digest
 from sluice.spec.commit import CommittedTarget, check_chain, commit_by_length
-from sluice.types import Request, RequestId, Role, TokenEvent
+from sluice.types import Logprobs, Request, RequestId, Role, TokenEvent
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,13 @@ class EngineCore:
         self._scheduler.enqueue(active)
         self._requests[request.request_id] = active
 
-    def adopt(self, request_id: RequestId, first_token: int, draft_valid: bool = True) -> None:
+    def adopt(
+        self,
+        request_id: RequestId,
+        first_token: int,
+        draft_valid: bool = True,
+        first_logprobs: Logprobs | None = None,
+    ) -> None:
         """Decode: the reservation's state has arrived. Its first output is ``first_token``.
 
         ``draft_valid`` False: no draft state came along; the first step runs without a draft and

@@ -34,7 +34,7 @@ from sluice.errors import (
     PoolError,
     SluiceError,
 )
-from sluice.types import Request, RequestId, Role, TokenEvent
+from sluice.types import Logprobs, Request, RequestId, Role, TokenEvent
 
 __all__ = [
     "ChunkReady",
@@ -134,14 +134,19 @@ class EngineFacade:
         return reservation
 
     def adopt(
-        self, request_id: RequestId, first_token: int, draft_valid: bool = True
+        self,
+        request_id: RequestId,
+        first_token: int,
+        draft_valid: bool = True,
+        first_logprobs: Logprobs | None = None,
     ) -> TokenStream:
         """Decode role: a reservation's state has arrived. The first event is ``first_token``.
 
         Closing the stream aborts; items are given back at the end, whatever it is.
         """
         return self._stream(
-            request_id, lambda core: core.adopt(request_id, first_token, draft_valid)
+            request_id,
+            lambda core: core.adopt(request_id, first_token, draft_valid, first_logprobs),
         )
 
     async def abort(self, request_id: RequestId) -> None:

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from sluice.errors import SluiceError
 from sluice.pools.base import Occupancy, RequestTables
-from sluice.types import FinishReason, Request, RequestId, TokenEvent
+from sluice.types import (
+    FinishReason,
+    Logprobs,
+    PromptLogprobs,
+    Request,
+    RequestId,
+    TokenEvent,
+)
 
 
 @dataclass(frozen=True)
@@ -31,13 +38,17 @@ class ChunkReady:
 
 @dataclass(frozen=True)
 class PrefillOutcome:
-    """End of a prefill. ``finish_reason`` is set when the first token is also the last."""
+    """End of a prefill. ``finish_reason`` is set when the first token is also the last; logprobs when they
+    were asked for.
+    """
 
     first_token: int
     finish_reason: FinishReason | None
     queue_s: float
     prefill_s: float
     cached_tokens: int = 0  # of the prompt, from a kept prefix
+    first_logprobs: Logprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True)

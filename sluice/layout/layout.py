@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sluice.layout.component import Component
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,12 @@ from sluice.rpc.convert_decode import (
 )
 from sluice.rpc.messages import (
     DecodeStatus,
+    Event,
     Finished,
     GenerateCall,
     PairReport,
     PodLayout,
     PrefillStatus,
-    Tokens,
 )
 from sluice.rpc.status import error_of
 from sluice.v1 import decode_pb2, decode_pb2_grpc, layout_pb2, prefill_pb2, prefill_pb2_grpc
@@ -214,7 +214,7 @@ class DecodeClient(PodClient):
         request = decode_pb2.PairRequest(prefill_address=prefill_address)
         return pair_report_from_pb(await self._answer(self._stub.Pair(request, timeout=timeout_s)))
 
-    async def generate(self, call: GenerateCall) -> AsyncGenerator[Tokens | Finished]:
+    async def generate(self, call: GenerateCall) -> AsyncGenerator[Event]:
         """Events of one attempt, `Finished` last. Closing the generator cancels the call at once.
 
         Raises what the pod raised; `PeerLost` when the stream breaks or ends early.

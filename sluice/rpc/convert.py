@@ -1,4 +1,4 @@
-"""Protobuf <-> plain data shared by both services: layouts, endpoints, sampling, failures.
+"""Protobuf <-> plain data shared by both services: layouts, endpoints, failures.
 
 ``*_from_pb`` raise typed errors that name the field when a peer sends something this release
 doesn't know.
@@ -16,8 +16,7 @@ from sluice.layout.layout import Geometry, Layout, ModelIdentity, Parallelism, S
 from sluice.layout.outcome import Mismatch, Severity
 from sluice.pools.base import Region
 from sluice.transfer.plane import Endpoint
-from sluice.types import Sampling
-from sluice.v1 import layout_pb2, prefill_pb2
+from sluice.v1 import layout_pb2
 
 E = TypeVar("E", bound=Enum)
 
@@ -218,39 +217,6 @@ def region_from_pb(region: layout_pb2.Region) -> Region:
         address=region.address,
         num_rows=region.num_rows,
         row_bytes=region.row_bytes,
-    )
-
-
-def sampling_to_pb(sampling: Sampling) -> prefill_pb2.SamplingParams:
-    """Raises ``BadRequest`` naming a value that the wire type can't hold (negative, too large)."""
-    for name, value, bits in (
-        ("max_tokens", sampling.max_tokens, 32),
-        ("top_k", sampling.top_k, 32),
-        ("seed", sampling.seed, 64),
-        *(("stop_token_ids", token, 32) for token in sampling.stop_token_ids),
-    ):
-        if not 0 <= value < 1 << bits:
-            raise BadRequest(f"{name} is {value}, not in 0..2^{bits} - 1", field=name)
-    return prefill_pb2.SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=sampling.seed,
-        stop_token_ids=sampling.stop_token_ids,
-        ignore_eos=sampling.ignore_eos,
-    )
-
-
-def sampling_from_pb(sampling: prefill_pb2.SamplingParams) -> Sampling:
-    return Sampling(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=sampling.seed,
-        stop_token_ids=tuple(sampling.stop_token_ids),
-        ignore_eos=sampling.ignore_eos,
     )
 
 

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from sluice.layout.span import Run
-from sluice.rpc.convert import sampling_from_pb, sampling_to_pb
 from sluice.rpc.convert_decode import moved_from_pb, moved_to_pb, timings_from_pb, timings_to_pb
+from sluice.rpc.convert_sampling import (
+    logprobs_from_pb,
+    logprobs_to_pb,
+    prompt_scores_from_pb,
+    prompt_scores_to_pb,
+    sampling_from_pb,
+    sampling_to_pb,
+)
 from sluice.transfer.messages import (
     AttemptComplete,
     AttemptStart,
@@ -56,6 +63,7 @@ def grant_from_pb(grant: prefill_pb2.ComponentGrant) -> ComponentGrant:
 
 
 def complete_to_pb(complete: AttemptComplete) -> prefill_pb2.Complete:
+    first, prompt = complete.first_logprobs, complete.prompt_logprobs
     return prefill_pb2.Complete(
         attempt_id=complete.attempt_id,
         prefill_epoch=complete.prefill_epoch,
@@ -64,10 +72,13 @@ def complete_to_pb(complete: AttemptComplete) -> prefill_pb2.Complete:
         cached_tokens=complete.cached_tokens,
         timings=timings_to_pb(complete.timings),
         components=[moved_to_pb(moved) for moved in complete.components],
+        first_logprobs=None if first is None else logprobs_to_pb(first),
+        prompt_scores=None if prompt is None else prompt_scores_to_pb(prompt),
     )
 
 
 def complete_from_pb(complete: prefill_pb2.Complete) -> AttemptComplete:
+    has = complete.HasField
     return AttemptComplete(
         attempt_id=AttemptId(complete.attempt_id),
         prefill_epoch=Epoch(complete.prefill_epoch),
@@ -76,4 +87,10 @@ def complete_from_pb(complete: prefill_pb2.Complete) -> AttemptComplete:
         cached_tokens=complete.cached_tokens,
         timings=timings_from_pb(complete.timings),
         components=moved_from_pb(complete.components),
+        first_logprobs=(
+            logprobs_from_pb(complete.first_logprobs) if has("first_logprobs") else None
+        ),
+        prompt_logprobs=(
+            prompt_scores_from_pb(complete.prompt_scores) if has("prompt_scores") else None
+        ),
     )

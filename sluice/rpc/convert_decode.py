@@ -10,11 +10,18 @@ from sluice.rpc.convert import (
     layout_from_pb,
     layout_to_pb,
     mismatch_from_pb,
+)
+from sluice.rpc.convert_sampling import (
+    all_logprobs_from_pb,
+    logprobs_to_pb,
+    prompt_scores_from_pb,
+    prompt_scores_to_pb,
     sampling_from_pb,
     sampling_to_pb,
 )
 from sluice.rpc.messages import (
     DecodeStatus,
+    Event,
     Finished,
     GenerateCall,
     PairReport,
@@ -22,6 +29,7 @@ from sluice.rpc.messages import (
     PodLayout,
     PoolStatus,
     PrefillStatus,
+    PromptScored,
     Tokens,
     Usage,
 )
@@ -52,33 +60,36 @@ def generate_from_pb(request: decode_pb2.GenerateRequest) -> GenerateCall:
     )
 
 
-def tokens_to_pb(tokens: Tokens) -> decode_pb2.GenerateResponse:
-    return decode_pb2.GenerateResponse(
-        tokens=decode_pb2.TokenChunk(
-            token_ids=tokens.token_ids, accepted_drafts=tokens.accepted_drafts
-        )
-    )
+def event_to_pb(event: Event) -> decode_pb2.GenerateResponse:
+    """One message of ``Generate``."""
+    match event:
+        case PromptScored(positions):
+            return decode_pb2.GenerateResponse(prompt_scored=prompt_scores_to_pb(positions))
+        case Tokens():
+            return decode_pb2.GenerateResponse(
+                tokens=decode_pb2.TokenChunk(
+                    token_ids=event.token_ids,
+                    accepted_drafts=event.accepted_drafts,
+                    logprobs=[logprobs_to_pb(one) for one in event.logprobs],
+                )
+            )
+        case Finished(reason, usage):
+            return decode_pb2.GenerateResponse(
+                finished=decode_pb2.Finished(reason=reason.value, usage=usage_to_pb(usage))
+            )
 
 
-def finished_to_pb(finished: Finished) -> decode_pb2.GenerateResponse:
-    return decode_pb2.GenerateResponse(
-        finished=decode_pb2.Finished(
-            reason=finished.reason.value, usage=usage_to_pb(finished.usage)
-        )
-    )
-
-
-def event_from_pb(response: decode_pb2.GenerateResponse) -> Tokens | Finished:
-    """One message of ``Generate``. Raises the failure it carries, `InternalError` when empty."""
+def event_from_pb(response: decode_pb2.GenerateResponse) -> Event:
+    """Raises `InternalError` for an empty message."""
     kind = response.WhichOneof("message")
     if kind == "tokens":
         chunk = response.tokens
         accepted = chunk.accepted_drafts if chunk.HasField("accepted_drafts") else None
-        return Tokens(tuple(chunk.token_ids), accepted)
+        return Tokens(tuple(chunk.token_ids), accepted, all_logprobs_from_pb(chunk.logprobs))
     if kind == "finished":
         return Finished(_answered(response.finished.reason), usage_from_pb(response.finished.usage))
-    if kind == "failed":
-        raise failure_from_pb(response.failed)
+    if kind == "prompt_scored":
+        return PromptScored(prompt_scores_from_pb(response.prompt_scored))
     raise InternalError("decode sent a message of no known kind", stage="decode")
 
 

@@ -10,7 +10,15 @@ from sluice.layout.layout import Layout
 from sluice.layout.outcome import Mismatch
 from sluice.pools.base import Occupancy
 from sluice.transfer.messages import Moved, Timings
-from sluice.types import AttemptId, Epoch, FinishReason, RequestId, Sampling
+from sluice.types import (
+    AttemptId,
+    Epoch,
+    FinishReason,
+    Logprobs,
+    PromptLogprobs,
+    RequestId,
+    Sampling,
+)
 
 
 @dataclass(frozen=True)
@@ -27,10 +35,20 @@ class GenerateCall:
 
 @dataclass(frozen=True)
 class Tokens:
-    """New tokens, in order. ``accepted_drafts`` as in `sluice.types.TokenEvent`."""
+    """New tokens, in order. ``accepted_drafts`` and ``logprobs`` as in `sluice.types.TokenEvent`."""
 
     token_ids: tuple[int, ...]
     accepted_drafts: int | None = None
+    logprobs: tuple[Logprobs, ...] = ()
+
+
+@dataclass(frozen=True)
+class PromptScored:
+    """The prompt's tokens under the model: one entry a token, None for the first. Sent once, before any
+    ``Tokens``, when ``prompt_logprobs`` were asked for.
+    """
+
+    positions: PromptLogprobs
 
 
 @dataclass(frozen=True)
@@ -52,6 +70,9 @@ class Finished:
 
     reason: FinishReason
     usage: Usage
+
+
+Event = PromptScored | Tokens | Finished  # what a request's stream is made of
 
 
 @dataclass(frozen=True)

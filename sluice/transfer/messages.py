@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sluice.layout.span import Run
-from sluice.types import AttemptId, Epoch, RequestId, Sampling
+from sluice.types import AttemptId, Epoch, Logprobs, PromptLogprobs, RequestId, Sampling
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class AttemptComplete:
-    """Prefill's last word: every handle of this attempt is done."""
+    """Prefill's last word: every handle of this attempt is done. Logprobs come when they were asked for."""
 
     attempt_id: AttemptId
     prefill_epoch: Epoch
@@ -63,3 +63,5 @@ class AttemptComplete:
     cached_tokens: int
     timings: Timings
     components: tuple[Moved, ...]
+    first_logprobs: Logprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None

@@ -20,8 +20,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from services.router.app import create_app
 from services.router.pairing import StaticPairing
 from services.router.settings import RouterSettings
-from sluice.rpc.convert_decode import finished_to_pb, generate_from_pb, status_to_pb, tokens_to_pb
-from sluice.rpc.messages import DecodeStatus, Finished, GenerateCall, PeerStatus, Tokens, Usage
+from sluice.rpc.convert_decode import event_to_pb, generate_from_pb, status_to_pb
+from sluice.rpc.messages import (
+    DecodeStatus,
+    Event,
+    Finished,
+    GenerateCall,
+    PeerStatus,
+    Tokens,
+    Usage,
+)
 from sluice.rpc.server import RpcServer, ServerConfig
 from sluice.text.chat import ChatTemplate
 from sluice.text.tokenizer import ModelTokenizer
@@ -32,7 +40,7 @@ from sluice.v1 import decode_pb2, decode_pb2_grpc
 EOS = 1
 PREFILL = "prefill.test:1"
 MODEL = "tiny-test"
-Event = Tokens | Finished
+
 Script = Callable[[GenerateCall], AsyncIterator[Event]]
 
 
@@ -144,7 +152,7 @@ class ScriptedDecode(decode_pb2_grpc.DecodeServicer):
         self.open += 1
         try:
             async for event in script(call):
-                yield tokens_to_pb(event) if isinstance(event, Tokens) else finished_to_pb(event)
+                yield event_to_pb(event)
         finally:
             self.open -= 1
             self.closed.set()

@@ -156,7 +156,7 @@ def _all_dtypes(layout: Layout) -> Layout:
 
 
 FATAL_MUTATIONS: tuple[tuple[str, Mutation], ...] = (
-    ("wire_version", lambda layout: replace(layout, wire_version=2)),
+    ("wire_version", lambda layout: replace(layout, wire_version=99)),
     ("model.architecture", _model(architecture="LlamaForCausalLM")),
     ("model.config_digest", _model(config_digest="x")),
     ("model.weights_digest", _model(weights_digest="x")),

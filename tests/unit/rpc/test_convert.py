@@ -20,12 +20,9 @@ from sluice.rpc.convert import (
     layout_to_pb,
     mismatch_from_pb,
     mismatch_to_pb,
-    sampling_from_pb,
-    sampling_to_pb,
 )
 from sluice.transfer.plane import Endpoint
-from sluice.types import Sampling
-from sluice.v1 import layout_pb2, prefill_pb2
+from sluice.v1 import layout_pb2
 from tests.unit.layout.example_layouts import SMALL, Pod, layout_of
 from tests.unit.layout.strategies import large, layouts, small, text
 
@@ -63,39 +60,6 @@ def test_an_endpoint_arrives_equal(endpoint: Endpoint) -> None:
 def test_a_mismatch_arrives_equal(mismatch: Mismatch) -> None:
     wire = mismatch_to_pb(mismatch).SerializeToString()
     assert mismatch_from_pb(layout_pb2.Mismatch.FromString(wire)) == mismatch
-
-
-@given(
-    st.builds(
-        Sampling,
-        max_tokens=small,
-        temperature=st.floats(0, 2),
-        top_p=st.floats(0, 1),
-        top_k=small,
-        seed=st.integers(0, 2**64 - 1),
-        stop_token_ids=st.lists(small, max_size=3).map(tuple),
-        ignore_eos=st.booleans(),
-    )
-)
-def test_sampling_arrives_equal_to_the_last_bit(sampling: Sampling) -> None:
-    wire = sampling_to_pb(sampling).SerializeToString()
-    assert sampling_from_pb(prefill_pb2.SamplingParams.FromString(wire)) == sampling
-
-
-@pytest.mark.parametrize(
-    ("field", "sampling"),
-    [
-        ("max_tokens", Sampling(max_tokens=-1)),
-        ("top_k", Sampling(top_k=2**32)),
-        ("seed", Sampling(seed=-3)),
-        ("seed", Sampling(seed=2**64)),
-        ("stop_token_ids", Sampling(stop_token_ids=(1, -1))),
-    ],
-)
-def test_a_number_the_wire_cannot_hold_is_a_bad_request(field: str, sampling: Sampling) -> None:
-    with pytest.raises(BadRequest, match=field) as caught:
-        sampling_to_pb(sampling)
-    assert caught.value.field == field
 
 
 @pytest.mark.parametrize("kind", ERROR_TYPES)

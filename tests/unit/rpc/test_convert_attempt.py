@@ -19,22 +19,13 @@ from sluice.transfer.messages import (
     Moved,
     Timings,
 )
-from sluice.types import AttemptId, Epoch, RequestId, Sampling
+from sluice.types import AttemptId, Epoch, RequestId
 from sluice.v1 import prefill_pb2
+from tests.unit.rpc.test_convert_sampling import logprobs, samplings
 
 names = st.text(min_size=1, max_size=12)
 numbers = st.integers(0, 2**31)
 seconds = st.floats(0, 1e6)
-samplings = st.builds(
-    Sampling,
-    max_tokens=st.integers(1, 1000),
-    temperature=st.floats(0, 2),
-    top_p=st.floats(0.01, 1),
-    top_k=st.integers(0, 100),
-    seed=st.integers(0, 2**63),
-    stop_token_ids=st.lists(st.integers(0, 1000), max_size=3).map(tuple),
-    ignore_eos=st.booleans(),
-)
 grants = st.builds(
     ComponentGrant,
     component=names,
@@ -66,6 +57,8 @@ completes = st.builds(
         st.builds(Moved, component=names, rows=numbers, num_bytes=numbers, digest=st.binary()),
         max_size=3,
     ).map(tuple),
+    first_logprobs=st.none() | logprobs,
+    prompt_logprobs=st.none() | st.lists(logprobs, max_size=2).map(lambda scores: (None, *scores)),
 )
 
 

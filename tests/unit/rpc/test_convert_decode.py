@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.errors import InternalError, Overloaded
-from sluice.rpc.convert import failure_to_pb
+from sluice.errors import InternalError
 from sluice.rpc.convert_decode import (
     event_from_pb,
-    finished_to_pb,
+    event_to_pb,
     generate_from_pb,
     generate_to_pb,
     status_from_pb,
     status_to_pb,
-    tokens_to_pb,
 )
 from sluice.rpc.messages import (
     DecodeStatus,
@@ -21,11 +19,20 @@ from sluice.rpc.messages import (
     GenerateCall,
     PeerStatus,
     PoolStatus,
+    PromptScored,
     Tokens,
     Usage,
 )
 from sluice.transfer.messages import Moved, Timings
-from sluice.types import AttemptId, Epoch, FinishReason, RequestId, Sampling
+from sluice.types import (
+    AttemptId,
+    Epoch,
+    FinishReason,
+    Logprobs,
+    RequestId,
+    Sampling,
+    TokenLogprob,
+)
 from sluice.v1 import decode_pb2
 
 _USAGE = Usage(9, 4, 7, 3, 5, Timings(0.5, 0.25, 0.125), (Moved("target.swa", 3, 300, b"\x01"),))
@@ -40,13 +47,19 @@ def test_a_call_survives() -> None:
 @pytest.mark.parametrize("accepted", [None, 0, 3])
 def test_no_draft_and_nothing_accepted_stay_apart(accepted: int | None) -> None:
     tokens = Tokens((5, 6), accepted)
-    assert event_from_pb(tokens_to_pb(tokens)) == tokens
+    assert event_from_pb(event_to_pb(tokens)) == tokens
+
+
+def test_logprobs_survive() -> None:
+    scored = Logprobs(-0.5, (TokenLogprob(70_000, -0.25), TokenLogprob(5, -0.5)))
+    for event in (Tokens((5, 6), 1, (scored, Logprobs(-2.0))), PromptScored((None, scored))):
+        assert event_from_pb(event_to_pb(event)) == event
 
 
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
 def test_the_end_survives(reason: FinishReason) -> None:
     finished = Finished(reason, _USAGE)
-    assert event_from_pb(finished_to_pb(finished)) == finished
+    assert event_from_pb(event_to_pb(finished)) == finished
 
 
 @pytest.mark.parametrize("reason", ["abort", "error", "", "made up"])
@@ -54,12 +67,6 @@ def test_an_end_without_an_answer_is_an_error(reason: str) -> None:
     message = decode_pb2.GenerateResponse(finished=decode_pb2.Finished(reason=reason))
     with pytest.raises(InternalError, match="finished with reason"):
         event_from_pb(message)
-
-
-def test_a_failure_message_raises_what_it_says() -> None:
-    failure = failure_to_pb(Overloaded("full", stage="admit"))
-    with pytest.raises(Overloaded, match="full"):
-        event_from_pb(decode_pb2.GenerateResponse(failed=failure))
 
 
 def test_an_empty_message_is_an_error() -> None:

@@ -18,14 +18,14 @@ from sluice.types import AttemptId, RequestId, Sampling
 
 _POD = """
 import asyncio
-from sluice.rpc.convert_decode import tokens_to_pb
+from sluice.rpc.convert_decode import event_to_pb
 from sluice.rpc.messages import Tokens
 from sluice.rpc.server import RpcServer, ServerConfig
 from sluice.v1 import decode_pb2_grpc
 
 class Decode(decode_pb2_grpc.DecodeServicer):
     async def Generate(self, request, context):
-        yield tokens_to_pb(Tokens((5,)))
+        yield event_to_pb(Tokens((5,)))
         await asyncio.sleep(60)
     async def GetLayout(self, request, context): ...
     GetStatus = Pair = GetLayout

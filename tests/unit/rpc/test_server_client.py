@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from sluice.errors import ConfigError, DeadlineExceeded, InternalError, Overloaded, PeerLost
 from sluice.rpc.client import DecodeClient, PrefillClient
-from sluice.rpc.convert_decode import finished_to_pb, tokens_to_pb
+from sluice.rpc.convert_decode import event_to_pb
 from sluice.rpc.messages import Finished, GenerateCall, Tokens, Usage
 from sluice.rpc.server import RpcServer, ServerConfig
 from sluice.types import AttemptId, FinishReason, RequestId, Sampling
@@ -57,7 +57,7 @@ class _Decode(decode_pb2_grpc.DecodeServicer):
 
 
 async def _no_tokens() -> AsyncIterator[decode_pb2.GenerateResponse]:
-    yield finished_to_pb(_END)
+    yield event_to_pb(_END)
 
 
 @asynccontextmanager
@@ -85,10 +85,10 @@ async def _collect(client: DecodeClient) -> list[Tokens | Finished]:
 @pytest.mark.asyncio
 async def test_events_arrive_in_order() -> None:
     async def script() -> AsyncIterator[decode_pb2.GenerateResponse]:
-        yield tokens_to_pb(Tokens((5,)))
-        yield tokens_to_pb(Tokens((6, 7), 1))
-        yield tokens_to_pb(Tokens((8,), 0))
-        yield finished_to_pb(_END)
+        yield event_to_pb(Tokens((5,)))
+        yield event_to_pb(Tokens((6, 7), 1))
+        yield event_to_pb(Tokens((8,), 0))
+        yield event_to_pb(_END)
 
     async with _serve(script) as (server, _), DecodeClient(server.address) as client:
         events = await _collect(client)
@@ -98,7 +98,7 @@ async def test_events_arrive_in_order() -> None:
 @pytest.mark.asyncio
 async def test_a_typed_error_keeps_its_class_in_the_middle_of_a_stream() -> None:
     async def script() -> AsyncIterator[decode_pb2.GenerateResponse]:
-        yield tokens_to_pb(Tokens((5,)))
+        yield event_to_pb(Tokens((5,)))
         raise Overloaded("pools are full", stage="decode")
 
     async with _serve(script) as (server, _), DecodeClient(server.address) as client:
@@ -134,7 +134,7 @@ async def test_every_call_has_a_deadline() -> None:
 @pytest.mark.asyncio
 async def test_a_stream_that_ends_early_is_a_lost_peer() -> None:
     async def script() -> AsyncIterator[decode_pb2.GenerateResponse]:
-        yield tokens_to_pb(Tokens((5,)))
+        yield event_to_pb(Tokens((5,)))
 
     async with _serve(script) as (server, _), DecodeClient(server.address) as client:
         with pytest.raises(PeerLost, match="without finishing"):
@@ -144,7 +144,7 @@ async def test_a_stream_that_ends_early_is_a_lost_peer() -> None:
 @pytest.mark.asyncio
 async def test_leaving_the_stream_closes_the_servicer_at_once() -> None:
     async def script() -> AsyncIterator[decode_pb2.GenerateResponse]:
-        yield tokens_to_pb(Tokens((5,)))
+        yield event_to_pb(Tokens((5,)))
         await asyncio.sleep(30)
 
     async with _serve(script) as (server, servicer), DecodeClient(server.address) as client:
@@ -156,7 +156,7 @@ async def test_leaving_the_stream_closes_the_servicer_at_once() -> None:
 @pytest.mark.asyncio
 async def test_cancelling_the_reader_closes_the_servicer_at_once() -> None:
     async def script() -> AsyncIterator[decode_pb2.GenerateResponse]:
-        yield tokens_to_pb(Tokens((5,)))
+        yield event_to_pb(Tokens((5,)))
         await asyncio.sleep(30)
 
     async with _serve(script) as (server, servicer), DecodeClient(server.address) as client:
@@ -182,7 +182,7 @@ async def test_a_servicer_blocked_in_a_write_is_closed_at_once() -> None:
 
     async def script() -> AsyncIterator[decode_pb2.GenerateResponse]:
         while True:
-            yield tokens_to_pb(Tokens(tuple(range(100_000))))
+            yield event_to_pb(Tokens(tuple(range(100_000))))
 
     sys.set_asyncgen_hooks(firstiter=keep, finalizer=hooks.finalizer)
     try:
@@ -260,7 +260,7 @@ async def test_health_follows_what_the_pod_says() -> None:
 @pytest.mark.asyncio
 async def test_stop_is_bounded_by_drain() -> None:
     async def script() -> AsyncIterator[decode_pb2.GenerateResponse]:
-        yield tokens_to_pb(Tokens((5,)))
+        yield event_to_pb(Tokens((5,)))
         await asyncio.sleep(30)
 
     async with _serve(script, drain_s=0.3) as (server, servicer):
@@ -280,9 +280,9 @@ async def test_stop_is_bounded_by_drain() -> None:
 @pytest.mark.asyncio
 async def test_stop_lets_a_running_call_finish() -> None:
     async def script() -> AsyncIterator[decode_pb2.GenerateResponse]:
-        yield tokens_to_pb(Tokens((5,)))
+        yield event_to_pb(Tokens((5,)))
         await asyncio.sleep(0.2)
-        yield finished_to_pb(_END)
+        yield event_to_pb(_END)
 
     async with _serve(script, drain_s=5.0) as (server, _), DecodeClient(server.address) as client:
         async with aclosing(client.generate(_CALL)) as events:
