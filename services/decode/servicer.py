@@ -21,8 +21,8 @@ from sluice.rpc.convert_decode import (
     generate_from_pb,
     moved_to_pb,
     pod_layout_to_pb,
-    status_to_pb,
 )
+from sluice.rpc.convert_status import status_to_pb
 from sluice.rpc.messages import DecodeStatus, PodLayout, pool_statuses
 from sluice.v1 import decode_pb2, decode_pb2_grpc, layout_pb2, prefill_pb2
 

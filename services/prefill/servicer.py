@@ -22,7 +22,8 @@ from sluice.rpc.convert import (
     mismatch_to_pb,
 )
 from sluice.rpc.convert_attempt import complete_to_pb, start_from_pb
-from sluice.rpc.convert_decode import pod_layout_to_pb, prefill_status_to_pb
+from sluice.rpc.convert_decode import pod_layout_to_pb
+from sluice.rpc.convert_status import prefill_status_to_pb
 from sluice.rpc.messages import PodLayout, PrefillStatus, pool_statuses
 from sluice.transfer.messages import AttemptStart
 from sluice.transfer.worker import TransferWorker

@@ -94,13 +94,14 @@ class Region:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Items of one allocator. ``free + held + quarantined == total`` (without padding)."""
+    """Items of one allocator. ``free + held + quarantined + cached == total`` (without padding)."""
 
     space: Space
     total: int
     free: int
     held: int
     quarantined: int
+    cached: int = 0  # kept for prompts that begin alike, given up when somebody needs them
 
 
 class Pool(Protocol):

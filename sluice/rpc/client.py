@@ -18,9 +18,8 @@ from sluice.rpc.convert_decode import (
     generate_to_pb,
     pair_report_from_pb,
     pod_layout_from_pb,
-    prefill_status_from_pb,
-    status_from_pb,
 )
+from sluice.rpc.convert_status import prefill_status_from_pb, status_from_pb
 from sluice.rpc.messages import (
     DecodeStatus,
     Event,

@@ -34,6 +34,7 @@ def start_to_pb(start: AttemptStart) -> prefill_pb2.Start:
         have_tokens=start.have_tokens,
         grants=[grant_to_pb(grant) for grant in start.grants],
         want_digests=start.want_digests,
+        measure=start.measure,
     )
 
 
@@ -50,6 +51,7 @@ def start_from_pb(start: prefill_pb2.Start) -> AttemptStart:
         have_tokens=start.have_tokens,
         grants=tuple(grant_from_pb(grant) for grant in start.grants),
         want_digests=start.want_digests,
+        measure=start.measure,
     )
 
 
@@ -74,6 +76,7 @@ def complete_to_pb(complete: AttemptComplete) -> prefill_pb2.Complete:
         components=[moved_to_pb(moved) for moved in complete.components],
         first_logprobs=None if first is None else logprobs_to_pb(first),
         prompt_scores=None if prompt is None else prompt_scores_to_pb(prompt),
+        transport=complete.transport,
     )
 
 
@@ -93,4 +96,5 @@ def complete_from_pb(complete: prefill_pb2.Complete) -> AttemptComplete:
         prompt_logprobs=(
             prompt_scores_from_pb(complete.prompt_scores) if has("prompt_scores") else None
         ),
+        transport=complete.transport,
     )

@@ -20,15 +20,11 @@ from sluice.rpc.convert_sampling import (
     sampling_to_pb,
 )
 from sluice.rpc.messages import (
-    DecodeStatus,
     Event,
     Finished,
     GenerateCall,
     PairReport,
-    PeerStatus,
     PodLayout,
-    PoolStatus,
-    PrefillStatus,
     PromptScored,
     Tokens,
     Usage,
@@ -71,6 +67,7 @@ def event_to_pb(event: Event) -> decode_pb2.GenerateResponse:
                     token_ids=event.token_ids,
                     accepted_drafts=event.accepted_drafts,
                     logprobs=[logprobs_to_pb(one) for one in event.logprobs],
+                    timings=None if event.timings is None else timings_to_pb(event.timings),
                 )
             )
         case Finished(reason, usage):
@@ -85,7 +82,9 @@ def event_from_pb(response: decode_pb2.GenerateResponse) -> Event:
     if kind == "tokens":
         chunk = response.tokens
         accepted = chunk.accepted_drafts if chunk.HasField("accepted_drafts") else None
-        return Tokens(tuple(chunk.token_ids), accepted, all_logprobs_from_pb(chunk.logprobs))
+        timings = timings_from_pb(chunk.timings) if chunk.HasField("timings") else None
+        logprobs = all_logprobs_from_pb(chunk.logprobs)
+        return Tokens(tuple(chunk.token_ids), accepted, logprobs, timings)
     if kind == "finished":
         return Finished(_answered(response.finished.reason), usage_from_pb(response.finished.usage))
     if kind == "prompt_scored":
@@ -126,115 +125,42 @@ def usage_from_pb(usage: decode_pb2.Usage) -> Usage:
 
 def timings_to_pb(timings: Timings) -> prefill_pb2.Timings:
     return prefill_pb2.Timings(
-        queue_s=timings.queue_s, prefill_s=timings.prefill_s, transfer_s=timings.transfer_s
+        queue_s=timings.queue_s,
+        prefill_s=timings.prefill_s,
+        transfer_s=timings.transfer_s,
+        adopt_s=timings.adopt_s,
+        first_decode_s=timings.first_decode_s,
+        ttft_s=timings.ttft_s,
+        prefill_queue_s=timings.prefill_queue_s,
+        wire_s=timings.wire_s,
     )
 
 
 def timings_from_pb(timings: prefill_pb2.Timings) -> Timings:
-    return Timings(timings.queue_s, timings.prefill_s, timings.transfer_s)
+    return Timings(
+        timings.queue_s,
+        timings.prefill_s,
+        timings.transfer_s,
+        timings.adopt_s,
+        timings.first_decode_s,
+        timings.ttft_s,
+        timings.prefill_queue_s,
+        timings.wire_s,
+    )
 
 
 def moved_to_pb(moved: Moved) -> prefill_pb2.ComponentDigest:
     return prefill_pb2.ComponentDigest(
-        component=moved.component, digest=moved.digest, rows=moved.rows, bytes=moved.num_bytes
+        component=moved.component,
+        digest=moved.digest,
+        rows=moved.rows,
+        bytes=moved.num_bytes,
+        seconds=moved.seconds,
     )
 
 
 def moved_from_pb(components: Iterable[prefill_pb2.ComponentDigest]) -> tuple[Moved, ...]:
-    return tuple(Moved(c.component, c.rows, c.bytes, c.digest) for c in components)
-
-
-def status_to_pb(status: DecodeStatus) -> decode_pb2.GetStatusResponse:
-    return decode_pb2.GetStatusResponse(
-        epoch=status.epoch,
-        ready=status.ready,
-        reason=status.reason,
-        queued=status.queued,
-        running=status.running,
-        max_model_tokens=status.max_model_tokens,
-        peers=[
-            decode_pb2.PeerStatus(
-                address=peer.address,
-                epoch=peer.epoch,
-                state=peer.state,
-                reason=peer.reason,
-                agreement_digest=peer.agreement_digest,
-                quarantined_attempts=peer.quarantined_attempts,
-            )
-            for peer in status.peers
-        ],
-        pools=_pools_to_pb(status.pools),
-        retractions=status.retractions,
-    )
-
-
-def status_from_pb(status: decode_pb2.GetStatusResponse) -> DecodeStatus:
-    return DecodeStatus(
-        epoch=Epoch(status.epoch),
-        ready=status.ready,
-        reason=status.reason,
-        queued=status.queued,
-        running=status.running,
-        max_model_tokens=status.max_model_tokens,
-        peers=tuple(
-            PeerStatus(
-                peer.address,
-                peer.epoch,
-                peer.state,
-                peer.reason,
-                peer.agreement_digest,
-                peer.quarantined_attempts,
-            )
-            for peer in status.peers
-        ),
-        pools=_pools_from_pb(status.pools),
-        retractions=status.retractions,
-    )
-
-
-def prefill_status_to_pb(status: PrefillStatus) -> prefill_pb2.GetPrefillStatusResponse:
-    return prefill_pb2.GetPrefillStatusResponse(
-        epoch=status.epoch,
-        ready=status.ready,
-        reason=status.reason,
-        queued=status.queued,
-        running=status.running,
-        paired=status.paired,
-        attempts=status.attempts,
-        pools=_pools_to_pb(status.pools),
-    )
-
-
-def prefill_status_from_pb(status: prefill_pb2.GetPrefillStatusResponse) -> PrefillStatus:
-    return PrefillStatus(
-        epoch=Epoch(status.epoch),
-        ready=status.ready,
-        reason=status.reason,
-        queued=status.queued,
-        running=status.running,
-        paired=status.paired,
-        attempts=status.attempts,
-        pools=_pools_from_pb(status.pools),
-    )
-
-
-def _pools_to_pb(pools: Iterable[PoolStatus]) -> list[prefill_pb2.PoolStatus]:
-    return [
-        prefill_pb2.PoolStatus(
-            space=pool.space,
-            total=pool.total,
-            free=pool.free,
-            held=pool.held,
-            quarantined=pool.quarantined,
-        )
-        for pool in pools
-    ]
-
-
-def _pools_from_pb(pools: Iterable[prefill_pb2.PoolStatus]) -> tuple[PoolStatus, ...]:
-    return tuple(
-        PoolStatus(pool.space, pool.total, pool.free, pool.held, pool.quarantined) for pool in pools
-    )
+    return tuple(Moved(c.component, c.rows, c.bytes, c.digest, c.seconds) for c in components)
 
 
 def pod_layout_to_pb(pod: PodLayout) -> layout_pb2.GetLayoutResponse:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sluice.errors import SluiceError
+from sluice.layout.component import Space
 from sluice.layout.layout import Layout
 from sluice.layout.outcome import Mismatch
 from sluice.pools.base import Occupancy
@@ -35,11 +36,14 @@ class GenerateCall:
 
 @dataclass(frozen=True)
 class Tokens:
-    """New tokens, in order. ``accepted_drafts`` and ``logprobs`` as in `sluice.types.TokenEvent`."""
+    """New tokens, in order. ``accepted_drafts`` and ``logprobs`` as in `sluice.types.TokenEvent`; ``timings`` with
+    the first.
+    """
 
     token_ids: tuple[int, ...]
     accepted_drafts: int | None = None
     logprobs: tuple[Logprobs, ...] = ()
+    timings: Timings | None = None
 
 
 @dataclass(frozen=True)
@@ -75,32 +79,54 @@ class Finished:
 Event = PromptScored | Tokens | Finished  # what a request's stream is made of
 
 
-@dataclass(frozen=True)
-class PeerStatus:
-    """One prefill as a decode pod sees it. ``state``: connecting, agreed, refused or lost."""
+_NUMBERED_BY_SLOT = (Space.RING_ROW, Space.STATE_ROW)
 
-    address: str
-    epoch: str
-    state: str
-    reason: str = ""
-    agreement_digest: str = ""
-    quarantined_attempts: int = 0
+
+@dataclass(frozen=True)
+class PoolComponent:
+    """A component whose rows a space numbers, and the bytes its buffers take, whoever uses them."""
+
+    name: str
+    num_bytes: int
 
 
 @dataclass(frozen=True)
 class PoolStatus:
-    """Item counts of one index space."""
+    """Item counts of one index space; the four states add up to ``total``."""
 
     space: str
     total: int
     free: int
     held: int
     quarantined: int
+    cached: int = 0
+    components: tuple[PoolComponent, ...] = ()
 
 
-def pool_statuses(occupancy: Iterable[Occupancy]) -> tuple[PoolStatus, ...]:
+def pool_statuses(
+    occupancy: Iterable[Occupancy], layout: Layout | None = None
+) -> tuple[PoolStatus, ...]:
+    """With a ``layout``, each space also names its components."""
     return tuple(
-        PoolStatus(o.space.value, o.total, o.free, o.held, o.quarantined) for o in occupancy
+        PoolStatus(
+            o.space.value,
+            o.total,
+            o.free,
+            o.held,
+            o.quarantined,
+            o.cached,
+            () if layout is None else _components_of(layout, o),
+        )
+        for o in occupancy
+    )
+
+
+def _components_of(layout: Layout, occupancy: Occupancy) -> tuple[PoolComponent, ...]:
+    return tuple(
+        PoolComponent(component.name, component.num_rows * component.bytes_per_row)
+        for component in layout.components
+        if component.space is occupancy.space
+        or (occupancy.space is Space.REQUEST_SLOT and component.space in _NUMBERED_BY_SLOT)
     )
 
 
@@ -119,6 +145,44 @@ class PrefillStatus:
 
 
 @dataclass(frozen=True)
+class CanaryStatus:
+    """The last canary of a pair. ``failure`` is empty when it passed."""
+
+    finished_unix_s: float
+    seconds: float
+    failure: str = ""
+    transport: str = ""
+    components: tuple[Moved, ...] = ()
+
+
+@dataclass(frozen=True)
+class PeerStatus:
+    """One prefill as a decode pod sees it. ``state``: connecting, agreed, refused or lost.
+
+    ``prefill`` is what it said of itself with its last ping.
+    """
+
+    address: str
+    epoch: str
+    state: str
+    reason: str = ""
+    agreement_digest: str = ""
+    quarantined_attempts: int = 0
+    canary: CanaryStatus | None = None
+    prefill: PrefillStatus | None = None
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What drafting is worth: the mean tokens of the last ``steps`` verify steps."""
+
+    drafts: bool = False  # a draft is configured
+    recent_tokens: float = 0.0
+    steps: int = 0
+    collapsed: bool = False
+
+
+@dataclass(frozen=True)
 class DecodeStatus:
     """Answer of ``Decode.GetStatus``."""
 
@@ -131,6 +195,7 @@ class DecodeStatus:
     peers: tuple[PeerStatus, ...] = ()
     pools: tuple[PoolStatus, ...] = ()
     retractions: int = 0  # running requests taken off for want of memory, since the start
+    acceptance: Acceptance = field(default_factory=Acceptance)
 
 
 @dataclass(frozen=True)

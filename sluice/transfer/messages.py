@@ -31,25 +31,52 @@ class AttemptStart:
     have_tokens: int
     grants: tuple[ComponentGrant, ...]
     want_digests: bool
+    measure: bool = False  # write one component after the other, and say how long each took
 
 
 @dataclass(frozen=True)
 class Moved:
-    """What of one component crossed. ``digest`` is empty unless it was asked for."""
+    """What of one component crossed. ``digest`` and ``seconds`` (on the wire) only when asked for."""
 
     component: str
     rows: int
     num_bytes: int
     digest: bytes = b""
+    seconds: float = 0.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        """0 when it was not measured."""
+        return self.num_bytes / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Prefill's share of a request's time, in seconds."""
+    """Where the time to a first token went, in seconds.
+
+    In ``AttemptComplete``: prefill's share on its clock, the first three. In what decode says: all of it on decode's
+    clock, and queue + prefill + transfer + adopt + first_decode == ttft.
+    """
 
     queue_s: float = 0.0
     prefill_s: float = 0.0
-    transfer_s: float = 0.0  # from the last chunk's compute to every handle done
+    transfer_s: float = 0.0  # after the last chunk's compute; prefill counts to every handle done
+    adopt_s: float = 0.0  # rows and digests are checked
+    first_decode_s: float = 0.0  # until decode's engine has emitted the first token
+    ttft_s: float = 0.0
+    prefill_queue_s: float = 0.0  # of queue_s, the wait on prefill
+    wire_s: float = 0.0  # of transfer_s, to every handle done
+
+    @property
+    def parts(self) -> tuple[float, ...]:
+        """In order: queue, prefill, transfer, adopt, first decode."""
+        return (
+            self.queue_s,
+            self.prefill_s,
+            self.transfer_s,
+            self.adopt_s,
+            self.first_decode_s,
+        )
 
 
 @dataclass(frozen=True)
@@ -65,3 +92,4 @@ class AttemptComplete:
     components: tuple[Moved, ...]
     first_logprobs: Logprobs | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    transport: str = ""  # what the data plane writes the peer's memory with, where it can tell

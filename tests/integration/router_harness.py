@@ -20,7 +20,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from services.router.app import create_app
 from services.router.pairing import StaticPairing
 from services.router.settings import RouterSettings
-from sluice.rpc.convert_decode import event_to_pb, generate_from_pb, status_to_pb
+from sluice.rpc.convert_decode import event_to_pb, generate_from_pb
+from sluice.rpc.convert_status import status_to_pb
 from sluice.rpc.messages import (
     DecodeStatus,
     Event,

@@ -10,15 +10,10 @@ from sluice.rpc.convert_decode import (
     event_to_pb,
     generate_from_pb,
     generate_to_pb,
-    status_from_pb,
-    status_to_pb,
 )
 from sluice.rpc.messages import (
-    DecodeStatus,
     Finished,
     GenerateCall,
-    PeerStatus,
-    PoolStatus,
     PromptScored,
     Tokens,
     Usage,
@@ -26,7 +21,6 @@ from sluice.rpc.messages import (
 from sluice.transfer.messages import Moved, Timings
 from sluice.types import (
     AttemptId,
-    Epoch,
     FinishReason,
     Logprobs,
     RequestId,
@@ -56,6 +50,11 @@ def test_logprobs_survive() -> None:
         assert event_from_pb(event_to_pb(event)) == event
 
 
+def test_the_first_token_says_where_its_time_went() -> None:
+    tokens = Tokens((5,), timings=Timings(1.0, 2.0, 3.0, 4.0, 5.0, 15.0, 0.5, 2.5))
+    assert event_from_pb(event_to_pb(tokens)) == tokens
+
+
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
 def test_the_end_survives(reason: FinishReason) -> None:
     finished = Finished(reason, _USAGE)
@@ -72,17 +71,3 @@ def test_an_end_without_an_answer_is_an_error(reason: str) -> None:
 def test_an_empty_message_is_an_error() -> None:
     with pytest.raises(InternalError, match="no known kind"):
         event_from_pb(decode_pb2.GenerateResponse())
-
-
-def test_status_survives() -> None:
-    status = DecodeStatus(
-        epoch=Epoch("e"),
-        ready=True,
-        reason="why",
-        queued=1,
-        running=2,
-        max_model_tokens=3,
-        peers=(PeerStatus("p:1", "pe", "agreed", "r", "d", 4),),
-        pools=(PoolStatus("PAGE", 10, 5, 3, 2),),
-    )
-    assert status_from_pb(status_to_pb(status)) == status
