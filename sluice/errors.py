@@ -6,6 +6,8 @@ SluiceError
 |   |-- CheckpointError    a tensor is missing, extra or ill-shaped
 |   `-- GeometryError      target and draft state don't fit together
 |-- BadRequest             the client's body breaks a limit
+|-- Untrusted              no certificate, or one that the other side doesn't accept
+|-- WrongRole              a certificate that doesn't speak for who may make this call
 |-- LayoutRefused          two pods don't agree on state
 |-- NotReady               no agreed peer yet, or draining
 |-- Overloaded             queue or pools are full
@@ -73,6 +75,17 @@ class BadRequest(SluiceError):
     ) -> None:
         super().__init__(message, stage=stage, remedy=remedy)
         self.field = field
+
+
+class Untrusted(SluiceError):
+    grpc_status = "UNAUTHENTICATED"
+    http_status = 503
+    retryable = True  # on another pair; this one stays as it is until somebody changes a file
+
+
+class WrongRole(SluiceError):
+    grpc_status = "PERMISSION_DENIED"
+    http_status = 503
 
 
 class LayoutRefused(SluiceError):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
 from sluice.errors import PeerLost
+from sluice.rpc.channel import ChannelConfig, PodChannel
 from sluice.rpc.convert_decode import (
     event_from_pb,
     generate_to_pb,
@@ -30,6 +30,7 @@ from sluice.rpc.messages import (
     PrefillStatus,
 )
 from sluice.rpc.status import error_of
+from sluice.rpc.tls import PeerRole
 from sluice.v1 import decode_pb2, decode_pb2_grpc, layout_pb2, prefill_pb2, prefill_pb2_grpc
 
 # The pod answers a passed deadline itself, typed; the transport's own deadline is the safety net.
@@ -38,45 +39,16 @@ T = TypeVar("T")
 RunStream = aio.StreamStreamCall[prefill_pb2.RunRequest, prefill_pb2.RunResponse]
 
 
-@dataclass(frozen=True)
-class ChannelConfig:
-    """A silent peer of an open call shows after ``keepalive_s + keepalive_timeout_s``."""
-
-    keepalive_s: float = 1.0
-    keepalive_timeout_s: float = 1.0
-    max_reconnect_s: float = 1.0
-    max_message_bytes: int = 64 << 20
-
-
-def channel_options(config: ChannelConfig) -> list[tuple[str, int]]:
-    return [
-        ("grpc.keepalive_time_ms", int(config.keepalive_s * 1000)),
-        ("grpc.keepalive_timeout_ms", int(config.keepalive_timeout_s * 1000)),
-        # The ping's own time-out (60 s unless told) is what ends a call to a silent peer, and a
-        # bandwidth probe in flight would hold the next ping back.
-        ("grpc.http2.ping_timeout_ms", int(config.keepalive_timeout_s * 1000)),
-        ("grpc.http2.bdp_probe", 0),
-        ("grpc.keepalive_permit_without_calls", 0),  # idle pods stay idle
-        ("grpc.http2.max_pings_without_data", 0),  # a long prefill sends nothing for a while
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", int(config.max_reconnect_s * 1000)),
-        ("grpc.max_receive_message_length", config.max_message_bytes),
-        ("grpc.max_send_message_length", config.max_message_bytes),
-        ("grpc.use_local_subchannel_pool", 1),  # a new client never inherits another's back-off
-        ("grpc.enable_http_proxy", 0),
-        ("grpc.enable_retries", 0),  # a retry is a new attempt, and ours to make
-    ]
-
-
 class PodClient:
-    """One channel to one address. Connects on the first call; close it when its calls are over."""
+    """One address. Connects on the first call; close it when its calls are over."""
+
+    server: ClassVar[PeerRole | None] = None  # the role its certificate must have, with TLS
 
     def __init__(self, address: str, config: ChannelConfig | None = None) -> None:
         self.address = address
-        self._channel = aio.insecure_channel(
-            address, options=channel_options(config or ChannelConfig())
-        )
+        config = config or ChannelConfig()
+        self._tls = config.tls is not None
+        self._channel = PodChannel(address, config, self.server)
 
     async def close(self) -> None:
         await self._channel.close()
@@ -89,32 +61,37 @@ class PodClient:
 
     async def healthy(self, service: str = "", timeout_s: float = 1.0) -> bool:
         """`grpc.health.v1`: is ``service`` serving? False also for a name the pod doesn't know."""
-        check = self._channel.unary_unary(
+        check = self._channel.get().unary_unary(
             "/grpc.health.v1.Health/Check",
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
             response_deserializer=health_pb2.HealthCheckResponse.FromString,
         )
         try:
-            answer = await check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
+            call = check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
+            self._channel.keep(call)
+            answer = await call
         except aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 return False
-            raise error_of(error, self.address) from error
+            raise error_of(error, self.address, self._tls) from error
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
-    async def _answer(self, call: Awaitable[T]) -> T:
+    async def _answer(self, call: aio.UnaryUnaryCall[Any, T]) -> T:
+        self._channel.keep(call)
         try:
             return await call
         except grpc.RpcError as error:
-            raise error_of(error, self.address) from error
+            raise error_of(error, self.address, self._tls) from error
 
 
 class PrefillClient(PodClient):
     """What a decode pod asks of a prefill pod; speaks protobuf, as its caller is a servicer."""
 
-    def __init__(self, address: str, config: ChannelConfig | None = None) -> None:
-        super().__init__(address, config)
-        self._stub = prefill_pb2_grpc.PrefillStub(self._channel)
+    server = PeerRole.PREFILL
+
+    @property
+    def _stub(self) -> prefill_pb2_grpc.PrefillAsyncStub:
+        return prefill_pb2_grpc.PrefillStub(self._channel.get())
 
     async def get_layout(self, timeout_s: float) -> PodLayout:
         request = layout_pb2.GetLayoutRequest()
@@ -144,22 +121,25 @@ class PrefillClient(PodClient):
 
     def run(self, timeout_s: float) -> RunCall:
         """Open the stream of one attempt; use it as a context manager."""
-        return RunCall(self._stub.Run(timeout=timeout_s + _DEADLINE_GRACE_S), self.address)
+        stream = self._stub.Run(timeout=timeout_s + _DEADLINE_GRACE_S)
+        self._channel.keep(stream)
+        return RunCall(stream, self.address, self._tls)
 
 
 class RunCall:
     """One `Prefill.Run` stream. Leaving the ``async with`` cancels it unless it has ended."""
 
-    def __init__(self, stream: RunStream, address: str) -> None:
+    def __init__(self, stream: RunStream, address: str, tls: bool = False) -> None:
         self._stream = stream
         self._address = address
+        self._tls = tls
 
     async def send(self, request: prefill_pb2.RunRequest) -> None:
         """Raises the stream's error when it has ended, `PeerLost` when it ended without one."""
         try:
             await self._stream.write(request)
         except grpc.RpcError as error:
-            raise error_of(error, self._address) from error
+            raise error_of(error, self._address, self._tls) from error
         except asyncio.InvalidStateError as error:
             raise PeerLost(f"the stream to {self._address} is over", stage="run") from error
 
@@ -167,14 +147,14 @@ class RunCall:
         try:
             await self._stream.done_writing()
         except grpc.RpcError as error:
-            raise error_of(error, self._address) from error
+            raise error_of(error, self._address, self._tls) from error
 
     async def __aiter__(self) -> AsyncIterator[prefill_pb2.RunResponse]:
         try:
             async for response in self._stream:
                 yield response
         except grpc.RpcError as error:
-            raise error_of(error, self._address) from error
+            raise error_of(error, self._address, self._tls) from error
 
     def cancel(self) -> None:
         self._stream.cancel()
@@ -194,9 +174,11 @@ class RunCall:
 class DecodeClient(PodClient):
     """What the router and an operator ask of a decode pod; plain data in and out."""
 
-    def __init__(self, address: str, config: ChannelConfig | None = None) -> None:
-        super().__init__(address, config)
-        self._stub = decode_pb2_grpc.DecodeStub(self._channel)
+    server = PeerRole.DECODE
+
+    @property
+    def _stub(self) -> decode_pb2_grpc.DecodeAsyncStub:
+        return decode_pb2_grpc.DecodeStub(self._channel.get())
 
     async def get_layout(self, timeout_s: float) -> PodLayout:
         request = layout_pb2.GetLayoutRequest()
@@ -220,6 +202,7 @@ class DecodeClient(PodClient):
         """
         timeout_s = call.timeout_s + _DEADLINE_GRACE_S
         stream = self._stub.Generate(generate_to_pb(call), timeout=timeout_s)
+        self._channel.keep(stream)
         try:
             async for response in stream:
                 event = event_from_pb(response)
@@ -227,7 +210,7 @@ class DecodeClient(PodClient):
                 if isinstance(event, Finished):
                     return
         except grpc.RpcError as error:
-            raise error_of(error, self.address) from error
+            raise error_of(error, self.address, self._tls) from error
         finally:
             stream.cancel()
         raise PeerLost(f"{self.address} ended the stream without finishing", stage="decode")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from sluice.errors import PeerLost, SluiceError
 from sluice.layout.layout import Layout
-from sluice.rpc.client import ChannelConfig, PrefillClient, RunCall
+from sluice.rpc.channel import ChannelConfig
+from sluice.rpc.client import PrefillClient, RunCall
 from sluice.rpc.convert import endpoint_to_pb, failure_from_pb, layout_from_pb, layout_to_pb
 from sluice.rpc.convert_attempt import complete_from_pb, start_to_pb
 from sluice.transfer.messages import AttemptComplete, AttemptStart

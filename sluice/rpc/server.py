@@ -14,7 +14,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from sluice.errors import ConfigError, SluiceError
+from sluice.rpc.callers import caller_of, check_caller
 from sluice.rpc.status import abort
+from sluice.rpc.tls import Tls, TlsMaterial
 from sluice.telemetry.logging import bind, get_logger
 
 _BOUND_FIELDS = ("request_id", "attempt_id")
@@ -23,10 +25,16 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """``listen`` is ``host:port``; port 0 takes a free one. ``drain_s`` bounds `RpcServer.stop`."""
+    """``listen`` is ``host:port``; port 0 takes a free one. ``drain_s`` bounds `RpcServer.stop`.
+
+    With ``tls`` every connection needs a certificate of its CA, and every call the role that `callers` asks for.
+    ``health_listen`` adds a plain port that answers health and nothing else, for probes that have no certificate.
+    """
 
     listen: str = "127.0.0.1:0"
     drain_s: float = 5.0
+    tls: Tls | None = None
+    health_listen: str = ""
     max_message_bytes: int = 64 << 20
     min_client_ping_s: float = 0.5  # clients ping every second or two; refuse only a flood
 
@@ -48,7 +56,10 @@ class RpcServer:
         self._config = config
         self._health = health.aio.HealthServicer()
         self._names = (*services, *health_names)
-        self._server = aio.server(options=_options(config), interceptors=[ErrorInterceptor()])
+        self._server = aio.server(
+            options=_options(config), interceptors=[ErrorInterceptor(config.tls is not None)]
+        )
+        self._probe_server: aio.Server | None = None
         register(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
@@ -56,6 +67,7 @@ class RpcServer:
         )
         self._host = config.listen.rpartition(":")[0]
         self._port = 0
+        self.health_port = 0
 
     @property
     def address(self) -> str:
@@ -68,14 +80,12 @@ class RpcServer:
 
     async def start(self) -> None:
         """Bind and serve. Raises `ConfigError` when the address is taken or not ours."""
-        try:
-            self._port = self._server.add_insecure_port(self._config.listen)
-        except RuntimeError as error:
-            raise ConfigError(
-                f"can't listen on {self._config.listen}: {error}",
-                stage="start",
-                remedy="choose another port, or 0 for any free one",
-            ) from error
+        self._port = _bind(self._server, self._config.listen, self._config.tls)
+        if self._config.health_listen:
+            self._probe_server = aio.server(options=_options(self._config))
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probe_server)
+            self.health_port = _bind(self._probe_server, self._config.health_listen, None)
+            await self._probe_server.start()
         for name in self._names:
             await self.set_serving(name, False)
         await self._server.start()
@@ -90,10 +100,48 @@ class RpcServer:
         for name in self._names:
             await self.set_serving(name, False)
         await self._server.stop(self._config.drain_s)
+        if self._probe_server is not None:
+            await self._probe_server.stop(0)
 
     async def wait(self) -> None:
         """Until the server has stopped."""
         await self._server.wait_for_termination()
+
+
+def _bind(server: aio.Server, listen: str, tls: Tls | None) -> int:
+    """The port really bound. Raises `ConfigError`."""
+    try:
+        if tls is None:
+            return server.add_insecure_port(listen)
+        return server.add_secure_port(listen, server_credentials(tls))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"can't listen on {listen}: {error}",
+            stage="start",
+            remedy="choose another port, or 0 for any free one",
+        ) from error
+
+
+def server_credentials(tls: Tls) -> grpc.ServerCredentials:
+    """Mutual TLS with the files as they are at each handshake."""
+    given = tls.current()
+
+    def configuration(material: TlsMaterial) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration(
+            [(material.key, material.cert)], root_certificates=material.ca
+        )
+
+    def newest() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal given
+        material = tls.current()
+        if material is given:
+            return None
+        given = material
+        return configuration(material)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(given), newest, require_client_authentication=True
+    )
 
 
 def _options(config: ServerConfig) -> list[tuple[str, int]]:
@@ -118,7 +166,12 @@ class ErrorInterceptor(aio.ServerInterceptor):
     Streaming handlers are driven here by ``context.write`` rather than handed to gRPC as
     generators, so that a cancelled call closes the servicer's generator at once and not when it is
     collected.
+
+    With ``check_callers`` nothing of a servicer runs before the caller's role was checked.
     """
+
+    def __init__(self, check_callers: bool = False) -> None:
+        self._check_callers = check_callers
 
     async def intercept_service(
         self,
@@ -130,25 +183,35 @@ class ErrorInterceptor(aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
+        method = handler_call_details.method if self._check_callers else None
         coders = {
             "request_deserializer": handler.request_deserializer,
             "response_serializer": handler.response_serializer,
         }
         if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary), **coders)
+            return grpc.unary_unary_rpc_method_handler(
+                _unary(handler.unary_unary, method), **coders
+            )
         if handler.stream_unary is not None:
-            return grpc.stream_unary_rpc_method_handler(_unary(handler.stream_unary), **coders)
+            return grpc.stream_unary_rpc_method_handler(
+                _unary(handler.stream_unary, method), **coders
+            )
         if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(_stream(handler.unary_stream), **coders)
+            return grpc.unary_stream_rpc_method_handler(
+                _stream(handler.unary_stream, method), **coders
+            )
         if handler.stream_stream is not None:
-            return grpc.stream_stream_rpc_method_handler(_stream(handler.stream_stream), **coders)
+            return grpc.stream_stream_rpc_method_handler(
+                _stream(handler.stream_stream, method), **coders
+            )
         return handler
 
 
-def _unary(behaviour: Behaviour) -> Behaviour:
+def _unary(behaviour: Behaviour, method: str | None) -> Behaviour:
     async def call(request: Any, context: Any) -> Any:
         _bind_ids(request)
         try:
+            _check(method, context)
             return await behaviour(request, context)
         except aio.AbortError:
             raise
@@ -159,10 +222,11 @@ def _unary(behaviour: Behaviour) -> Behaviour:
     return call
 
 
-def _stream(behaviour: Behaviour) -> Behaviour:
+def _stream(behaviour: Behaviour, method: str | None) -> Behaviour:
     async def call(request: Any, context: Any) -> None:
         _bind_ids(request)
         try:
+            _check(method, context)
             if not inspect.isasyncgenfunction(behaviour):
                 await behaviour(request, context)
                 return
@@ -178,6 +242,17 @@ def _stream(behaviour: Behaviour) -> Behaviour:
             await abort(context, error)
 
     return call
+
+
+def _check(method: str | None, context: Any) -> None:
+    """``method`` None: this server asks nobody who they are."""
+    if method is None:
+        return
+    try:
+        check_caller(method, context.auth_context())
+    except SluiceError as error:
+        _log.warning("call_refused", caller=caller_of(context), error=str(error))
+        raise
 
 
 class _ClientGone(Exception):

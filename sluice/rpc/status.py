@@ -23,6 +23,8 @@ from sluice.errors import (
     PeerLost,
     SluiceError,
     StaleEpoch,
+    Untrusted,
+    WrongRole,
     as_sluice_error,
 )
 from sluice.rpc.convert import failure_from_pb, failure_to_pb
@@ -34,13 +36,18 @@ _MAX_MESSAGE_CHARS = 1500
 
 # For a status that no Sluice servicer made: the network, gRPC itself, or a proxy in between.
 _BARE_STATUS: dict[grpc.StatusCode, type[SluiceError]] = {
-    grpc.StatusCode.UNAVAILABLE: PeerLost,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.CANCELLED: Aborted,
     grpc.StatusCode.INVALID_ARGUMENT: BadRequest,
     grpc.StatusCode.FAILED_PRECONDITION: LayoutRefused,
     grpc.StatusCode.ABORTED: StaleEpoch,
+    grpc.StatusCode.UNAUTHENTICATED: Untrusted,
+    grpc.StatusCode.PERMISSION_DENIED: WrongRole,
 }
+# In gRPC's words for a connection that TLS refused: our side could not accept the server's certificate.
+_OUR_REFUSAL = ("Tls handshake failed", "Hostname Verification")
+# The server accepted the connection and closed it: so it refuses our certificate, or that we have none.
+_HUNG_UP = ("failed to connect", "Socket closed")
 
 
 class _Context(Protocol):
@@ -68,8 +75,8 @@ async def abort(context: _Context, error: Exception) -> NoReturn:
     raise AssertionError("abort returned")  # pragma: no cover
 
 
-def error_of(error: grpc.RpcError, peer: str) -> SluiceError:
-    """The typed error behind a failed call to ``peer`` (an address, for the message)."""
+def error_of(error: grpc.RpcError, peer: str, tls: bool = False) -> SluiceError:
+    """The typed error behind a failed call to ``peer`` (an address, for the message), made over ``tls`` or not."""
     if not isinstance(error, aio.AioRpcError):
         return InternalError(f"call to {peer} failed: {error}")
     for key, value in error.trailing_metadata() or ():
@@ -78,12 +85,14 @@ def error_of(error: grpc.RpcError, peer: str) -> SluiceError:
                 return failure_from_pb(layout_pb2.Failure.FromString(value))
             except DecodeError:
                 break
-    return _bare_error(error, peer)
+    return _bare_error(error, peer, tls)
 
 
-def _bare_error(error: aio.AioRpcError, peer: str) -> SluiceError:
+def _bare_error(error: aio.AioRpcError, peer: str, tls: bool) -> SluiceError:
     code, details = error.code(), error.details() or "no details"
     message = f"{peer} answered {code.name}: {details}"
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return _unavailable(message, details, tls)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return NotReady(message, remedy="check that this address is the right role and version")
     # gRPC uses RESOURCE_EXHAUSTED for its own size limits too, and those do not pass with time.
@@ -91,6 +100,26 @@ def _bare_error(error: aio.AioRpcError, peer: str) -> SluiceError:
         too_large = "larger than max" in details
         return InternalError(message) if too_large else Overloaded(message)
     return _BARE_STATUS.get(code, InternalError)(message)
+
+
+def _unavailable(message: str, details: str, tls: bool) -> SluiceError:
+    if any(word in details for word in _OUR_REFUSAL):
+        return Untrusted(
+            message,
+            stage="tls",
+            remedy="does the right role listen there, in date, signed by a CA in this side's tls_ca?",
+        )
+    if not all(word in details for word in _HUNG_UP):
+        return PeerLost(message)
+    if tls:
+        return Untrusted(
+            f"{message}: it hung up during the handshake",
+            stage="tls",
+            remedy="is this side's certificate signed by a CA in its tls_ca? its log has gRPC's reason",
+        )
+    return PeerLost(
+        message, remedy="if the pod is up it may want TLS: set tls_cert, tls_key, tls_ca"
+    )
 
 
 def _cut(text: str) -> str:

@@ -12,7 +12,8 @@ from contextlib import aclosing
 import pytest
 
 from sluice.errors import PeerLost
-from sluice.rpc.client import ChannelConfig, DecodeClient
+from sluice.rpc.channel import ChannelConfig
+from sluice.rpc.client import DecodeClient
 from sluice.rpc.messages import GenerateCall, Tokens
 from sluice.types import AttemptId, RequestId, Sampling
 
