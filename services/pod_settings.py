@@ -6,19 +6,21 @@ from pathlib import Path
 from typing import Self
 
 from pydantic import model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
+from services.tls_settings import TlsSettings
 from sluice.config import EngineConfig, PoolConfig, PoolMode, SpecConfig
 from sluice.transfer.faults import Faults
 
 
-class PodSettings(BaseSettings):
+class PodSettings(TlsSettings):
     """Read once at start from ``SLUICE_<ROLE>_*`` and handed down as frozen configs."""
 
     model_config = SettingsConfigDict(frozen=True)
 
     model_dir: Path
     listen: str = "127.0.0.1:0"
+    health_listen: str = ""  # a plain port for probes, health only; empty = off (docs/security.md)
     device: str = "cpu"
     dtype: str = "float32"
 

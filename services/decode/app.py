@@ -11,7 +11,9 @@ from services.decode.readiness import Readiness
 from services.decode.servicer import DecodeServicer
 from services.decode.settings import DecodeSettings
 from services.pod import open_pod, stop_on_signals
+from sluice.rpc.channel import ChannelConfig
 from sluice.rpc.server import RpcServer, ServerConfig
+from sluice.rpc.tls import PeerRole
 from sluice.telemetry.logging import get_logger
 from sluice.types import Role
 from sluice.v1 import decode_pb2_grpc
@@ -25,12 +27,14 @@ _WATCH_EVERY_S = 1.0
 async def serve(settings: DecodeSettings) -> None:
     """Run until SIGTERM or SIGINT, then drain: streams first, then what they still hold, the port last."""
     stopping = asyncio.Event()
+    tls = settings.tls(PeerRole.DECODE)
     async with open_pod(settings, Role.DECODE) as pod:
         peers = Peers(
             pod.info.layout,
             pod.epoch,
             pod.endpoint,
             allow_missing_draft=settings.allow_missing_draft,
+            channel=ChannelConfig(tls=tls),
         )
         attempts = Attempts(
             pod.engine,
@@ -53,7 +57,7 @@ async def serve(settings: DecodeSettings) -> None:
             max_model_tokens=settings.max_model_tokens,
         )
         server = RpcServer(
-            ServerConfig(settings.listen),
+            ServerConfig(settings.listen, tls=tls, health_listen=settings.health_listen),
             lambda grpc: decode_pb2_grpc.add_DecodeServicer_to_server(servicer, grpc),
             (SERVICE,),
             (LAYOUT,),

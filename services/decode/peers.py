@@ -21,6 +21,7 @@ from sluice.errors import (
 )
 from sluice.layout.layout import Layout
 from sluice.layout.negotiate import Agreement, Refusal, negotiate
+from sluice.rpc.channel import ChannelConfig
 from sluice.rpc.messages import PeerStatus
 from sluice.rpc.prefill_link import PrefillLink
 from sluice.telemetry.logging import get_logger
@@ -103,12 +104,14 @@ class Peers:
         *,
         allow_missing_draft: bool,
         times: PeerTimes | None = None,
+        channel: ChannelConfig | None = None,
     ) -> None:
         self._layout = layout
         self._epoch = epoch
         self._endpoint = endpoint
         self._allow_missing_draft = allow_missing_draft
         self._times = times or PeerTimes()
+        self._channel = channel
         self._peers: dict[str, Peer] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._change = asyncio.Event()
@@ -117,7 +120,7 @@ class Peers:
     def add(self, address: str) -> Peer:
         """Start to keep a pairing with this address; idempotent."""
         if address not in self._peers:
-            peer = Peer(address, PrefillLink(address))
+            peer = Peer(address, PrefillLink(address, self._channel))
             self._peers[address] = peer
             self._keepers[address] = asyncio.create_task(self._keep(peer))
         return self._peers[address]

@@ -10,6 +10,7 @@ from services.prefill.peers import Peers
 from services.prefill.servicer import PrefillServicer
 from services.prefill.settings import PrefillSettings
 from sluice.rpc.server import RpcServer, ServerConfig
+from sluice.rpc.tls import PeerRole
 from sluice.telemetry.logging import get_logger
 from sluice.types import Role
 from sluice.v1 import prefill_pb2_grpc
@@ -22,6 +23,7 @@ _WATCH_EVERY_S = 1.0
 async def serve(settings: PrefillSettings) -> None:
     """Run until SIGTERM or SIGINT, then drain: attempts first, the port last (see ``decode.peers``)."""
     stopping = asyncio.Event()
+    tls = settings.tls(PeerRole.PREFILL)
     async with open_pod(settings, Role.PREFILL) as pod:
         peers = Peers(
             pod.info.layout,
@@ -32,7 +34,7 @@ async def serve(settings: PrefillSettings) -> None:
         attempts = Attempts(pod.engine, pod.memory, pod.worker, pod.epoch, pod.faults)
         servicer = PrefillServicer(pod.info, peers, attempts, pod.engine, pod.worker)
         server = RpcServer(
-            ServerConfig(settings.listen),
+            ServerConfig(settings.listen, tls=tls, health_listen=settings.health_listen),
             lambda grpc: prefill_pb2_grpc.add_PrefillServicer_to_server(servicer, grpc),
             (SERVICE,),
         )

@@ -17,6 +17,8 @@ from services.router.app import create_app
 from services.router.pairing import StaticPairing
 from services.router.settings import RouterSettings, load_settings
 from sluice.errors import ConfigError, SluiceError
+from sluice.rpc.channel import ChannelConfig
+from sluice.rpc.tls import PeerRole
 from sluice.telemetry.logging import configure, get_logger
 from sluice.text.chat import ChatTemplate
 from sluice.text.tokenizer import ModelTokenizer
@@ -39,7 +41,8 @@ def main() -> int:
 async def serve(settings: RouterSettings) -> None:
     """Run until SIGTERM or SIGINT; open requests get ``drain_s``."""
     tokenizer = ModelTokenizer.load(settings.model_dir)
-    pairing = StaticPairing(settings.decodes, settings.prefills, settings.refresh_s)
+    channel = ChannelConfig(tls=settings.tls(PeerRole.ROUTER))
+    pairing = StaticPairing(settings.decodes, settings.prefills, settings.refresh_s, channel)
     config = uvicorn.Config(
         create_app(settings, tokenizer, pairing, ChatTemplate.load(settings.model_dir)),
         log_config=None,

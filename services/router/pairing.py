@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sluice.errors import DeadlineExceeded, NotReady, SluiceError
+from sluice.rpc.channel import ChannelConfig
 from sluice.rpc.client import DecodeClient
 from sluice.rpc.messages import DecodeStatus
 from sluice.telemetry.logging import get_logger
@@ -92,11 +93,16 @@ class StaticPairing:
     """Fixed addresses; each decode pod is asked for its status about once a second."""
 
     def __init__(
-        self, decodes: Sequence[str], prefills: Sequence[str] = (), refresh_s: float = 1.0
+        self,
+        decodes: Sequence[str],
+        prefills: Sequence[str] = (),
+        refresh_s: float = 1.0,
+        channel: ChannelConfig | None = None,
     ) -> None:
         self._addresses = tuple(decodes)
         self._prefills = frozenset(prefills)
         self._refresh_s = refresh_s
+        self._channel = channel
         self._decodes: dict[str, _Decode] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._running: Counter[str] = Counter()  # attempts of this router, by address
@@ -105,7 +111,9 @@ class StaticPairing:
 
     async def start(self) -> None:
         """Ask every pod once (bounded), then keep asking in the background."""
-        self._decodes = {address: _Decode(DecodeClient(address)) for address in self._addresses}
+        self._decodes = {
+            address: _Decode(DecodeClient(address, self._channel)) for address in self._addresses
+        }
         await asyncio.gather(*(self._ask(decode) for decode in self._decodes.values()))
         self._tasks = [
             asyncio.create_task(self._watch(address, decode), name=f"watch {address}")

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from services.environment import refuse_unknown, split_address, split_addresses
+from services.tls_settings import TlsSettings
 
 PREFIX = "SLUICE_ROUTER_"
 Addresses = Annotated[tuple[str, ...], NoDecode]
 
 
-class RouterSettings(BaseSettings):
+class RouterSettings(TlsSettings):
     """All the router needs to know. Times are seconds."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, protected_namespaces=())

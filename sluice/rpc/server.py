@@ -140,7 +140,9 @@ def server_credentials(tls: Tls) -> grpc.ServerCredentials:
         return configuration(material)
 
     return grpc.dynamic_ssl_server_credentials(
-        configuration(given), newest, require_client_authentication=True
+        configuration(given),
+        newest,  # type: ignore[arg-type]  # None means: no change; the stubs don't know
+        require_client_authentication=True,
     )
 
 
