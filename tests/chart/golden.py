@@ -8,27 +8,30 @@ import difflib
 import sys
 from pathlib import Path
 
-from tests.chart.helm import CHART, GOLDEN, PRESETS, ROOT, VALUES, Helm
-
-CASES = tuple(sorted(VALUES.glob("*.yaml")))
-_CLAIM = "model: {pvc: {claimName: checkpoints}}"  # presets leave it to the user
+from tests.chart.helm import CASES, CHART, GOLDEN, PRESETS, ROOT, Helm, case_name
 
 
 def golden_files(helm: Helm) -> dict[Path, str]:
     """Every golden file with what it should hold."""
-    default = helm.template()
-    files = {GOLDEN / "default.yaml": default}
-    for preset in PRESETS:
-        name = preset.stem.removeprefix("values-")
-        files[GOLDEN / f"preset-{name}.yaml"] = helm.template(preset, values=_CLAIM)
+    default = helm.rendered(None)
+    files = {}
     for case in CASES:
-        files[GOLDEN / f"{case.stem}.diff"] = _difference(default, helm.template(case))
+        rendered, name = helm.rendered(case), case_name(case)
+        if case is None or case in PRESETS:
+            files[GOLDEN / f"{name}.yaml"] = rendered
+        else:
+            files[GOLDEN / f"{name}.diff"] = _difference(default, rendered)
     return files
 
 
 def _difference(default: str, rendered: str) -> str:
     lines = difflib.unified_diff(
-        default.splitlines(), rendered.splitlines(), "default", "with these values", lineterm="", n=4
+        default.splitlines(),
+        rendered.splitlines(),
+        "default",
+        "with these values",
+        lineterm="",
+        n=4,
     )
     return "\n".join(line.rstrip() for line in lines) + "\n"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ VALUES = Path(__file__).parent / "values"
 GOLDEN = Path(__file__).parent / "golden"
 SCHEMAS = Path(__file__).parent / "schemas"
 PRESETS = tuple(sorted(CHART.glob("values-*.yaml")))
+CASES = (None, *PRESETS, *sorted(VALUES.glob("*.yaml")))  # None: the chart's own values
+_CLAIM = "model: {pvc: {claimName: checkpoints}}"
 OLDEST, NEWEST = "1.27", "1.37"  # Kubernetes that the chart supports
 
 
@@ -31,7 +34,11 @@ class Helm:
     def run(self, *arguments: str, values: str | None = None) -> str:
         """Standard output. ``values`` is YAML, read by a ``--values -`` among the arguments."""
         done = subprocess.run(
-            [str(self.program), *arguments], input=values, capture_output=True, text=True, timeout=60
+            [str(self.program), *arguments],
+            input=values,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         if done.returncode != 0:
             raise HelmFailed(done.stderr + done.stdout)
@@ -52,8 +59,16 @@ class Helm:
             values=values,
         )
 
-    def objects(self, *files: Path, values: str | None = None) -> list[dict[str, Any]]:
-        return [o for o in yaml.safe_load_all(self.template(*files, values=values)) if o]
+    @lru_cache  # noqa: B019  two programs, a few dozen renderings, one session
+    def rendered(self, case: Path | None) -> str:
+        """The manifests with the values of ``case``; a preset gets the claim that it leaves to the user."""
+        values = _CLAIM if case is not None and case.parent == CHART else None
+        return self.template(*(case,) if case else (), values=values)
+
+    @lru_cache  # noqa: B019
+    def objects(self, case: Path | None) -> list[dict[str, Any]]:
+        """The same, parsed; shared by all tests, so nobody changes it."""
+        return [thing for thing in yaml.load_all(self.rendered(case), yaml.CSafeLoader) if thing]
 
 
 def find_helm(major: int) -> Helm:
@@ -63,6 +78,10 @@ def find_helm(major: int) -> Helm:
     if not program.is_file():
         pytest.skip(f"no Helm {major} at {program}: run `make tools`, or set HELM{major}")
     return Helm(program)
+
+
+def case_name(case: Path | None) -> str:
+    return case.stem if case else "default"
 
 
 def _files(files: tuple[Path, ...]) -> list[str]:

@@ -5,17 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
-from tests.chart.golden import CASES, GOLDEN, PRESETS, golden_files
-from tests.chart.helm import Helm
-
-CLAIM = "model: {pvc: {claimName: checkpoints}}"
+from tests.chart.golden import golden_files
+from tests.chart.helm import CASES, CHART, GOLDEN, Helm, case_name
 
 
-@pytest.mark.parametrize("case", [None, *CASES], ids=lambda c: c.stem if c else "default")
-def test_lints_strictly(helm: Helm, case: Path | None) -> None:
-    helm.lint(*(case,) if case else ())
+def test_lints_strictly(helm: Helm) -> None:
+    helm.lint()
+    helm.lint(CHART / "values-cpu.yaml")
 
 
 def test_renders_what_is_kept(helm4: Helm) -> None:
@@ -25,14 +22,11 @@ def test_renders_what_is_kept(helm4: Helm) -> None:
     assert not stale, f"`make chart-golden`, then look at the difference: {stale}"
 
 
-@pytest.mark.parametrize("file", [*PRESETS, *CASES], ids=lambda f: f.stem)
-def test_both_helms_render_the_same(helm4: Helm, helm: Helm, file: Path) -> None:
-    if helm.program == helm4.program:
-        return
-    values = CLAIM if file in PRESETS else None
-    assert _by_name(helm, file, values) == _by_name(helm4, file, values)
+@pytest.mark.parametrize("case", CASES, ids=case_name)
+def test_helm_3_renders_the_same(helm3: Helm, helm4: Helm, case: Path | None) -> None:
+    old, new = _by_name(helm3, case), _by_name(helm4, case)
+    assert old == new
 
 
-def _by_name(helm: Helm, file: Path, values: str | None) -> dict[str, str]:
-    objects = helm.objects(file, values=values)
-    return {f"{o['kind']}/{o['metadata']['name']}": yaml.safe_dump(o) for o in objects}
+def _by_name(helm: Helm, case: Path | None) -> dict[str, object]:
+    return {f"{o['kind']}/{o['metadata']['name']}": o for o in helm.objects(case)}
