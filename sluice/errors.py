@@ -143,7 +143,12 @@ class DigestMismatch(TransferFailed):
 
 
 class InternalError(SluiceError):
-    pass
+    @classmethod
+    def of(cls, error: Exception, stage: str) -> InternalError:
+        """What nobody expected, as a bug of ours."""
+        wrapped = cls(f"{type(error).__name__}: {error}", stage=stage)
+        wrapped.__cause__ = error
+        return wrapped
 
 
 class PoolError(InternalError):

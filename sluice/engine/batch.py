@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sluice.pools.base import RequestTables
-from sluice.types import RequestId, Sampling
+from sluice.spec.steering import Steering
+from sluice.types import Logprobs, RequestId, Sampling
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class DecodeWork:
     newest_token: int
     drafts: int
     sampling: Sampling
+    steering: Steering | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -35,6 +37,7 @@ class PrefillWork:
     start: int
     stop: int
     sampling: Sampling
+    steering: Steering | None = None
 
     @property
     def final(self) -> bool:
@@ -66,17 +69,34 @@ class StepPlan:
 @dataclass(frozen=True)
 class DecodeResult:
     """``accepted`` drafts stand; ``token_ids`` are those plus one. ``drafted`` is how many were
-    verified.
+    verified. ``logprobs`` has one entry a token, when asked for.
     """
 
     token_ids: tuple[int, ...]
     accepted: int
     drafted: int
+    logprobs: tuple[Logprobs, ...] = ()
+
+    @classmethod
+    def first(cls, token_id: int, logprobs: Logprobs | None) -> DecodeResult:
+        """A prompt's first token, which no draft proposed."""
+        return cls((token_id,), 0, 0, () if logprobs is None else (logprobs,))
+
+
+@dataclass(frozen=True)
+class PrefillResult:
+    """``first_token`` comes with the final chunk, its logprobs when asked for. ``prompt_logprobs`` are those of
+    tokens ``start + 1 .. stop`` of the prompt: a chunk's last row scores the next chunk's first token.
+    """
+
+    first_token: int | None = None
+    first_logprobs: Logprobs | None = None
+    prompt_logprobs: tuple[Logprobs, ...] = ()
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Results in the plan's order; a prefill's is its first token after a final chunk."""
+    """Results in the plan's order."""
 
     decodes: tuple[DecodeResult, ...]
-    first_tokens: tuple[int | None, ...]
+    prefills: tuple[PrefillResult, ...]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sluice.config import EngineConfig, PoolConfig, SpecConfig
 from sluice.engine.core import EngineCore
+from sluice.grammar.compiler import grammars_of
 from sluice.models.registry import load_model
 from sluice.pools.memory import build_memory
 from sluice.spec.build import own_steps
@@ -35,4 +36,6 @@ def build_engine(
     if loaded.draft is not None:
         needs += loaded.draft.state_needs(pool.kv_dtype)
     memory = build_memory(needs, pool, spec.verify_tokens)
-    return EngineCore(role, loaded.target, loaded.draft, memory, spec, config, pool)
+    info = loaded.target.info
+    grammars = grammars_of(model_dir, info.vocab_size, info.eos_token_ids)
+    return EngineCore(role, loaded.target, loaded.draft, memory, spec, config, pool, grammars)

@@ -11,7 +11,14 @@ import logging
 import time
 
 from sluice.config import EngineConfig, PoolConfig, SpecConfig
-from sluice.engine.batch import DecodeResult, DecodeWork, PrefillWork, StepPlan, StepResult
+from sluice.engine.batch import (
+    DecodeResult,
+    DecodeWork,
+    PrefillResult,
+    PrefillWork,
+    StepPlan,
+    StepResult,
+)
 from sluice.engine.describe import DraftIdentity, describe_layout
 from sluice.engine.limits import RequestLimits
 from sluice.engine.outputs import (
@@ -25,7 +32,7 @@ from sluice.engine.outputs import (
     Reserved,
 )
 from sluice.engine.prefix import PrefixStore
-from sluice.engine.request import ActiveRequest, OnChunk, Status
+from sluice.engine.request import ActiveRequest, OnChunk, Status, new_request
 from sluice.engine.runner import Runner
 from sluice.engine.scheduler import Scheduler
 from sluice.engine.window import draft_window_tokens
@@ -37,6 +44,8 @@ from sluice.errors import (
     InternalError,
     SluiceError,
 )
+from sluice.grammar.compiler import NO_GRAMMARS, Grammars
+from sluice.grammar.matcher import Matcher
 from sluice.layout.layout import Layout
 from sluice.models.base import DraftModel, ModelInfo, TargetModel
 from sluice.models.dspark.model import DSparkDraft
@@ -66,11 +75,13 @@ class EngineCore:
         spec: SpecConfig,
         config: EngineConfig,
         pool: PoolConfig,
+        grammars: Grammars | None = None,
     ) -> None:
         if role is not Role.PREFILL:  # which never retracts: peers read its items
             check_backup(memory)
         check_chain(spec)
         self.role = role
+        self.grammars = grammars or NO_GRAMMARS  # compiles on any thread
         self._target = target
         self._memory = memory
         self._spec = spec
@@ -113,9 +124,11 @@ class EngineCore:
 
     # ---- commands, between steps
 
-    def submit(self, request: Request, on_chunk: OnChunk | None = None) -> None:
+    def submit(
+        self, request: Request, on_chunk: OnChunk | None = None, matcher: Matcher | None = None
+    ) -> None:
         """Queue a request: to generate (aggregated), prefill (``on_chunk`` is called per chunk) or
-        reserve (decode).
+        reserve (decode). Its grammar is compiled here unless its ``matcher`` comes along.
 
         Raises ``BadRequest`` (limits, id in use) or ``Overloaded`` (queue full); then nothing was
         queued.
@@ -125,10 +138,9 @@ class EngineCore:
             raise ConfigError(f"a {self.role.value} engine can't take this kind of request")
         if request.request_id in self._requests:
             raise BadRequest(f"request id {request.request_id} is in use", field="request_id")
-        stop_ids = frozenset(request.sampling.stop_token_ids)
-        if not request.sampling.ignore_eos:
-            stop_ids |= self._eos_ids
-        active = ActiveRequest(request, stop_ids, on_chunk)
+        if request.sampling.grammar is not None and matcher is None:
+            matcher = self.grammars.matcher(request.sampling.grammar)
+        active = new_request(request, self._eos_ids, on_chunk, matcher)
         self._scheduler.enqueue(active)
         self._requests[request.request_id] = active
 
@@ -143,16 +155,18 @@ class EngineCore:
 
         ``draft_valid`` False: no draft state came along; the first step runs without a draft and
         drafting resumes on what it leaves. Raises ``IllegalTransition`` unless the request is
-        reserved.
+        reserved, ``InternalError`` without logprobs that it asked for.
         """
         request = self._known(request_id)
+        if request.request.sampling.logprobs is not None and first_logprobs is None:
+            raise InternalError("the first token came without its logprobs", stage="adopt")
         self._scheduler.start_running(request)
         tables = request.held_tables
         tables.kv_len = request.prompt_tokens
         request.draft_ready = draft_valid
         if not draft_valid:
             tables.draft_valid_from = request.prompt_tokens
-        self._emit_tokens(request, (first_token,), None)
+        self._emit(request, DecodeResult.first(first_token, first_logprobs))
 
     def abort(self, request_id: RequestId) -> None:
         """Stop computing for a request. It fails with ``Aborted`` if it was queued or computing,
@@ -262,32 +276,47 @@ class EngineCore:
     def _apply(self, plan: StepPlan, result: StepResult) -> None:
         for work, decoded in zip(plan.decodes, result.decodes, strict=True):
             self._apply_decode(work, decoded)
-        for chunk, first_token in zip(plan.prefills, result.first_tokens, strict=True):
+        for chunk, prefilled in zip(plan.prefills, result.prefills, strict=True):
             request = self._requests[chunk.request_id]
+            if request.failure is not None:
+                self._fail(request, request.failure)
+                continue
             chunk.tables.kv_len = chunk.stop
+            request.prompt_scores += prefilled.prompt_logprobs
             self._scheduler.keep_prefix(chunk)
             if not chunk.final:
                 self._memory.advance(chunk.tables, chunk.stop)
             if self.role is Role.PREFILL:
-                self._hand_over(request, chunk, first_token)
-            elif first_token is not None:
+                self._hand_over(request, chunk, prefilled)
+            elif prefilled.first_token is not None:
                 self._scheduler.start_running(request)
                 request.draft_ready = self._drafts
-                self._emit_tokens(request, (first_token,), None)
+                self._emit(
+                    request, DecodeResult.first(prefilled.first_token, prefilled.first_logprobs)
+                )
 
     def _apply_decode(self, work: DecodeWork, decoded: DecodeResult) -> None:
         request = self._requests[work.request_id]
+        if request.failure is not None:
+            self._fail(request, request.failure)
+            return
         commit_by_length(work.tables, work.tables.kv_len, decoded.accepted)
         request.draft_ready = self._drafts
-        accepted = decoded.accepted if decoded.drafted else None
-        self._emit_tokens(request, decoded.token_ids, accepted)
+        self._emit(request, decoded)
 
-    def _emit_tokens(
-        self, request: ActiveRequest, token_ids: tuple[int, ...], accepted: int | None
-    ) -> None:
+    def _emit(self, request: ActiveRequest, result: DecodeResult) -> None:
         """Append, tell, and end or go on. A finished request's state is simply given back."""
-        taken, reason = request.append(token_ids)
-        self._outputs.append(TokenEvent(request.request_id, taken, reason, accepted))
+        first = self.role is Role.AGGREGATED and not request.output
+        taken, reason = request.append(result.token_ids)
+        event = TokenEvent(
+            request.request_id,
+            taken,
+            reason,
+            result.accepted if result.drafted else None,
+            result.logprobs[: len(taken)],
+            request.prompt_logprobs if first else None,
+        )
+        self._outputs.append(event)
         if reason is not None:
             self._close(request)
             return
@@ -296,10 +325,11 @@ class EngineCore:
         self._memory.advance(tables, tables.kv_len)
 
     def _hand_over(
-        self, request: ActiveRequest, chunk: PrefillWork, first_token: int | None
+        self, request: ActiveRequest, chunk: PrefillWork, prefilled: PrefillResult
     ) -> None:
         """Prefill role: announce the chunk; on the last one, stop computing and keep the items."""
         assert request.on_chunk is not None
+        first_token = prefilled.first_token
         prefill_s = time.monotonic() - request.admitted_s
         if chunk.final:
             self._scheduler.hold(request)
@@ -317,21 +347,29 @@ class EngineCore:
             )
         except Exception as error:
             log.exception("on_chunk of request %s failed", request.request_id)
-            self._fail(request, _internal(error, "on_chunk"))
+            self._fail(request, InternalError.of(error, "on_chunk"))
             return
         request.announced_tokens = chunk.stop
         if first_token is not None:
             _, reason = request.append((first_token,))
             queue_s = request.admitted_s - request.arrived_s
             cached = request.cached_tokens
-            outcome = PrefillOutcome(first_token, reason, queue_s, prefill_s, cached)
+            outcome = PrefillOutcome(
+                first_token,
+                reason,
+                queue_s,
+                prefill_s,
+                cached,
+                prefilled.first_logprobs,
+                request.prompt_logprobs,
+            )
             self._outputs.append(Prefilled(request.request_id, outcome))
 
     # ---- endings
 
     def _fail_batch(self, plan: StepPlan, error: Exception) -> None:
         for request_id in plan.request_ids:
-            self._fail(self._requests[request_id], _internal(error, "step"))
+            self._fail(self._requests[request_id], InternalError.of(error, "step"))
 
     def _fail(self, request: ActiveRequest, error: SluiceError) -> None:
         """End a request with an error; a prefill that has computed keeps its items, since a peer
@@ -355,9 +393,3 @@ class EngineCore:
 
 
 _ABORTABLE = (Status.QUEUED, Status.PREFILLING, Status.RUNNING, Status.RETRACTED)
-
-
-def _internal(error: Exception, stage: str) -> InternalError:
-    wrapped = InternalError(f"{type(error).__name__}: {error}", stage=stage)
-    wrapped.__cause__ = error
-    return wrapped

@@ -112,7 +112,7 @@ class EngineFacade:
         State stays held until ``release()``, also when this raises or is cancelled (which aborts).
         """
         self._require(Role.PREFILL)
-        outcome = await self._await_output(request, lambda core: core.submit(request, on_chunk))
+        outcome = await self._submit(request, on_chunk)
         assert isinstance(outcome, PrefillOutcome)
         return outcome
 
@@ -125,7 +125,7 @@ class EngineFacade:
         self._require(Role.DECODE)
         try:
             async with asyncio.timeout(timeout_s):
-                reservation = await self._await_output(request, lambda core: core.submit(request))
+                reservation = await self._submit(request, None)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"no capacity within {timeout_s} s", stage="reserve", remedy="try another pod"
@@ -214,16 +214,20 @@ class EngineFacade:
         self._streams.pop(request_id, None)
         self._commands.put(_Command(lambda core: core.abort(request_id), None))
 
-    async def _await_output(
-        self, request: Request, command: Callable[[EngineCore], None]
+    async def _submit(
+        self, request: Request, on_chunk: OnChunk | None
     ) -> Reservation | PrefillOutcome:
+        """Queue a request and wait for its outcome; its grammar holds up nobody else's steps."""
+        matcher = None
+        if (grammar := request.sampling.grammar) is not None:
+            matcher = await asyncio.to_thread(self._core.grammars.matcher, grammar)
         request_id = request.request_id
         if request_id in self._waiters:
             raise InternalError(f"request {request_id} is being waited for already")
         waiter: asyncio.Future[Reservation | PrefillOutcome] = self._running_loop.create_future()
         self._waiters[request_id] = waiter
         try:
-            await self._call(command)
+            await self._call(lambda core: core.submit(request, on_chunk, matcher))
             return await waiter
         except (asyncio.CancelledError, DeadlineExceeded):
             self._commands.put(_Command(lambda core: core.cancel(request_id), None))

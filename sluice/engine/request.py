@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from sluice.engine.outputs import ChunkReady
-from sluice.errors import IllegalTransition
+from sluice.errors import IllegalTransition, SluiceError
+from sluice.grammar.matcher import Matcher
 from sluice.pools.backup import StateBackup
 from sluice.pools.base import RequestTables
-from sluice.types import FinishReason, Request, RequestId
+from sluice.spec.steering import Steering, needs_steering
+from sluice.types import FinishReason, Logprobs, PromptLogprobs, Request, RequestId
 
 
 class Status(Enum):
@@ -51,6 +53,8 @@ class ActiveRequest:
     status: Status = Status.QUEUED
     tables: RequestTables | None = None
     output: list[int] = field(default_factory=list)
+    steering: Steering | None = None  # what shapes its logits besides the model, if anything
+    prompt_scores: list[Logprobs] = field(default_factory=list)  # of its second token onwards
     number: int = 0  # order of arrival: the older of two is never taken off for the younger
     promised_tokens: int = 0  # positions that memory is promised for
     backup: StateBackup | None = None  # while retracted
@@ -71,6 +75,17 @@ class ActiveRequest:
     @property
     def remaining_tokens(self) -> int:
         return self.request.sampling.max_tokens - len(self.output)
+
+    @property
+    def failure(self) -> SluiceError | None:
+        """Why it can't go on although its step went well: its grammar can't be followed any further."""
+        return None if self.steering is None else self.steering.failure
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Of the whole prompt, when asked for and computed."""
+        wanted = self.request.sampling.prompt_logprobs is not None
+        return (None, *self.prompt_scores) if wanted else None
 
     @property
     def held_tables(self) -> RequestTables:
@@ -104,3 +119,20 @@ class ActiveRequest:
         if reason is None and self.remaining_tokens == 0:
             reason = FinishReason.LENGTH
         return taken, reason
+
+
+def new_request(
+    request: Request,
+    eos_ids: frozenset[int],
+    on_chunk: OnChunk | None = None,
+    matcher: Matcher | None = None,
+) -> ActiveRequest:
+    """A queued request; ``matcher`` is that of its grammar."""
+    sampling = request.sampling
+    stop_ids = frozenset(sampling.stop_token_ids)
+    if matcher is not None or not sampling.ignore_eos:
+        stop_ids |= eos_ids  # a grammar's end is an end, whatever else was asked for
+    active = ActiveRequest(request, stop_ids, on_chunk)
+    if needs_steering(sampling):
+        active.steering = Steering(sampling, request.prompt, active.output, stop_ids, matcher)
+    return active

@@ -9,15 +9,25 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from sluice.engine.batch import DecodeResult, DecodeWork, StepPlan, StepResult
+from sluice.engine.batch import (
+    DecodeResult,
+    DecodeWork,
+    PrefillResult,
+    PrefillWork,
+    StepPlan,
+    StepResult,
+)
 from sluice.engine.sampler import StepSampler
 from sluice.models.base import ForwardBatch, Segment
 from sluice.models.capture import HiddenCapture
 from sluice.pools.base import StateMemory
 from sluice.spec.commit import CommittedTarget
 from sluice.spec.draft import Drafter, DraftTask, Proposal
+from sluice.spec.logprobs import score
+from sluice.types import Logprobs
 
 NO_DRAFTS = Proposal((), None)
+SCORED_ROWS = 128  # of a prompt at a time: 128 rows of 150,000 logits are 77 MB
 
 
 class Runner:
@@ -95,28 +105,49 @@ class Runner:
         """Logits of verified rows and of finished prompts' last rows, then the verdicts."""
         verified = sum(len(proposal.token_ids) + 1 for proposal in proposals)
         rows, at = list(range(verified)), verified
+        scores: list[tuple[Logprobs, ...]] = []
         for chunk in plan.prefills:
+            scores.append(self._score_prompt(chunk, hidden, at))
             at += chunk.stop - chunk.start
             if chunk.final:
                 rows.append(at - 1)
         if not rows:
-            return StepResult((), (None,) * len(plan.prefills))
+            return StepResult((), tuple(PrefillResult(prompt_logprobs=each) for each in scores))
         sampler = StepSampler(self._logits(hidden[rows]))
         row, decodes = 0, []
         for work, proposal in zip(plan.decodes, proposals, strict=True):
             position = work.tables.kv_len + 1
-            verdict = sampler.verify(row, position, proposal, work.sampling)
+            verdict = sampler.verify(row, position, proposal, work.sampling, work.steering)
             drafted = len(proposal.token_ids)
-            decodes.append(DecodeResult(verdict.token_ids, verdict.accepted, drafted))
+            logprobs = sampler.logprobs(row, verdict.token_ids, work.sampling)
+            decodes.append(DecodeResult(verdict.token_ids, verdict.accepted, drafted, logprobs))
             row += drafted + 1
-        first_tokens: list[int | None] = []
-        for chunk in plan.prefills:
-            if chunk.final:
-                first_tokens.append(sampler.first_token(row, chunk.stop, chunk.sampling))
-                row += 1
-            else:
-                first_tokens.append(None)
-        return StepResult(tuple(decodes), tuple(first_tokens))
+        prefills: list[PrefillResult] = []
+        for chunk, each in zip(plan.prefills, scores, strict=True):
+            if not chunk.final:
+                prefills.append(PrefillResult(prompt_logprobs=each))
+                continue
+            first = sampler.first_token(row, chunk.stop, chunk.sampling, chunk.steering)
+            own = next(iter(sampler.logprobs(row, (first,), chunk.sampling)), None)
+            prefills.append(PrefillResult(first, own, each))
+            row += 1
+        return StepResult(tuple(decodes), tuple(prefills))
+
+    def _score_prompt(self, chunk: PrefillWork, hidden: Tensor, at: int) -> tuple[Logprobs, ...]:
+        """Logprobs of the prompt's tokens after each row of the chunk, which are ``hidden[at:]``.
+
+        A few rows at a time: logits of a whole chunk could need more memory than the model.
+        """
+        alternatives = chunk.sampling.prompt_logprobs
+        if alternatives is None:
+            return ()
+        scores: list[Logprobs] = []
+        following = chunk.prompt[chunk.start + 1 : chunk.stop + 1]
+        for start in range(0, len(following), SCORED_ROWS):
+            ids = following[start : start + SCORED_ROWS]
+            logits = self._logits(hidden[at + start : at + start + len(ids)])
+            scores += score(logits, ids, alternatives)
+        return tuple(scores)
 
     def _observe(
         self,
@@ -136,12 +167,12 @@ class Runner:
             observed.append(Segment(segment.tables, segment.start, decode.token_ids))
             rows.extend(range(at, at + len(decode.token_ids)))
             at += len(segment.token_ids)
-        for chunk, first_token in zip(plan.prefills, result.first_tokens, strict=True):
+        for chunk, prefilled in zip(plan.prefills, result.prefills, strict=True):
             start = max(chunk.start, len(chunk.prompt) - self._draft_window_tokens)
             if start < chunk.stop:
                 ids = chunk.prompt[start + 1 : chunk.stop + 1]
-                if first_token is not None:
-                    ids = (*ids, first_token)
+                if prefilled.first_token is not None:
+                    ids = (*ids, prefilled.first_token)
                 observed.append(Segment(chunk.tables, start, ids))
                 rows.extend(range(at + start - chunk.start, at + chunk.stop - chunk.start))
             at += chunk.stop - chunk.start

@@ -247,8 +247,11 @@ class Scheduler:
         return request.held_tables.kv_len + self._drafts_of(request) + 1
 
     def _reuse_prefix(self, request: ActiveRequest) -> None:
-        """Start behind the deepest kept prefix of the prompt, if there is one."""
-        if self._prefixes is None:
+        """Start behind the deepest kept prefix of the prompt, if there is one.
+
+        Not where the prompt's logprobs are wanted: what is not computed has none.
+        """
+        if self._prefixes is None or request.request.sampling.prompt_logprobs is not None:
             return
         prompt, tables = request.request.prompt, request.held_tables
         # At least one row must run for the first token, and a draft must see its window: rows of a
@@ -277,8 +280,8 @@ class Scheduler:
             tables = request.held_tables
             self._extend(request, tables.kv_len + drafts + 1, tables.kv_len)
             newest = request.output[-1]
-            sampling = request.request.sampling
-            works.append(DecodeWork(request.request_id, tables, newest, drafts, sampling))
+            sampling, steering = request.request.sampling, request.steering
+            works.append(DecodeWork(request.request_id, tables, newest, drafts, sampling, steering))
             used += drafts + 1
         if len(works) < len(self._running):
             self._running.rotate(-len(works))
@@ -301,8 +304,16 @@ class Scheduler:
             if self._prefixes is not None:
                 stop = self._prefixes.grid.chunk_stop(start, stop)
             self._extend(request, stop, stop)
-            sampling = request.request.sampling
-            works.append(PrefillWork(request.request_id, tables, prompt, start, stop, sampling))
+            work = PrefillWork(
+                request_id=request.request_id,
+                tables=tables,
+                prompt=prompt,
+                start=start,
+                stop=stop,
+                sampling=request.request.sampling,
+                steering=request.steering,
+            )
+            works.append(work)
             budget -= stop - start
         return tuple(works)
 

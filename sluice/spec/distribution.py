@@ -6,6 +6,7 @@ Suffixes: R rows, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -19,10 +20,10 @@ def is_greedy(sampling: Sampling) -> bool:
 
 
 def distribution(logits_RV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Probabilities ``[R, V]`` in float64 after temperature, then top-k, then top-p (in that
-    order).
+    """Probabilities ``[R, V]`` in float64 after temperature, then min-p, top-k and top-p, in that order.
 
-    A greedy row is one-hot at its argmax. Top-p keeps the smallest set of most probable tokens
+    A greedy row is one-hot at its argmax. Min-p keeps tokens at least ``min_p`` times as probable as the
+    most probable one; top-p keeps the smallest set of most probable tokens
     whose sum reaches ``top_p``. Ties are broken by token id. float64, so that a cumulative sum over
     a large vocabulary keeps its tail.
     """
@@ -34,9 +35,19 @@ def distribution(logits_RV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
         device=device,
     )
     scaled_RV = logits_RV.to(torch.float64) / temperature[:, None]
+    if any(s.min_p > 0.0 for s in samplings):
+        scaled_RV = _cut_min_p(scaled_RV, samplings)
     if any(is_greedy(s) or s.top_k > 0 or s.top_p < 1.0 for s in samplings):
         scaled_RV = _truncate(scaled_RV, samplings)
     return torch.softmax(scaled_RV, dim=-1)
+
+
+def _cut_min_p(scaled_RV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """A softmax's ratios are differences of its logits, so no normalisation is needed."""
+    floors = [math.log(s.min_p) if s.min_p > 0.0 else -math.inf for s in samplings]
+    floor_R = torch.tensor(floors, dtype=scaled_RV.dtype, device=scaled_RV.device)
+    cut_RV = scaled_RV - scaled_RV.amax(dim=-1, keepdim=True) < floor_R[:, None]
+    return scaled_RV.masked_fill(cut_RV, float("-inf"))
 
 
 def _truncate(scaled_RV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
