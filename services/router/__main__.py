@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from services.environment import split_address
 from services.router.app import create_app
+from services.router.https import https_context
 from services.router.pairing import StaticPairing
 from services.router.settings import RouterSettings, load_settings
 from sluice.errors import ConfigError, SluiceError
@@ -52,7 +53,12 @@ async def serve(settings: RouterSettings) -> None:
     )
     listener = _listen(settings.listen)
     host, port = listener.getsockname()[:2]
-    _log.info("router_listening", url=f"http://{host}:{port}", model=settings.served_name)
+    scheme = "http"
+    if settings.http_tls_cert is not None and settings.http_tls_key is not None:
+        scheme = "https"
+        config.load()
+        config.ssl = https_context(settings.http_tls_cert, settings.http_tls_key)
+    _log.info("router_listening", url=f"{scheme}://{host}:{port}", model=settings.served_name)
     server = _Server(config)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -12,6 +12,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from services.router.auth import Auth
+from services.router.body import BodyLimit
 from services.router.edge import Edge
 from services.router.generation import TextGenerator
 from services.router.openai.chat import chat_routes
@@ -29,6 +31,7 @@ from services.router.openai.schema import Model, ModelList
 from services.router.openai.tokens import token_routes
 from services.router.pairing import PairSource
 from services.router.settings import RouterSettings
+from sluice.apikeys import ApiKeys
 from sluice.errors import SluiceError
 from sluice.text.chat import ChatTemplate
 from sluice.text.tokenizer import ModelTokenizer
@@ -68,9 +71,13 @@ def create_app(
             await pairing.stop()
 
     app = FastAPI(title="Sluice router", lifespan=lifespan)
+    # The last one added is met first: an id for every answer, then who asks, then what they send.
     app.add_middleware(
-        Edge, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s
+        BodyLimit, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s
     )
+    if settings.api_keys_file is not None:
+        app.add_middleware(Auth, keys=ApiKeys(settings.api_keys_file))
+    app.add_middleware(Edge)
     app.add_exception_handler(SluiceError, on_sluice_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_error)

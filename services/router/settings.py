@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from services.environment import refuse_unknown, split_address, split_addresses
@@ -36,10 +36,25 @@ class RouterSettings(TlsSettings):
     drain_s: float = Field(default=5.0, ge=0)
     log_level: str = "info"
 
+    api_keys_file: Path | None = None  # None: whoever reaches the port may ask (docs/security.md)
+    http_tls_cert: Path | None = None  # HTTPS: a certificate with its chain, and its key
+    http_tls_key: Path | None = None
+
     @field_validator("decodes", "prefills", mode="before")
     @classmethod
     def _comma_list(cls, value: Any) -> Any:
         return split_addresses(value) if isinstance(value, str) else value
+
+    @field_validator("api_keys_file", "http_tls_cert", "http_tls_key", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: Any) -> Any:
+        return value or None
+
+    @model_validator(mode="after")
+    def _certificate_and_key(self) -> Self:
+        if (self.http_tls_cert is None) != (self.http_tls_key is None):
+            raise ValueError("http_tls_cert and http_tls_key belong together: set both or none")
+        return self
 
     @field_validator("listen")
     @classmethod

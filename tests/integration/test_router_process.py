@@ -25,7 +25,7 @@ _MODEL = Path(__file__).parents[2] / "models" / "tiny-dsv4"
 
 
 @asynccontextmanager
-async def _router(**settings: str) -> AsyncIterator[Process]:
+async def router_process(**settings: str) -> AsyncIterator[Process]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
     chosen = {"MODEL_DIR": str(_MODEL), "LISTEN": "127.0.0.1:0", **settings}
     environ |= {f"SLUICE_ROUTER_{name}": value for name, value in chosen.items()}
@@ -41,7 +41,7 @@ async def _router(**settings: str) -> AsyncIterator[Process]:
         await process.communicate()
 
 
-async def _url(process: Process) -> str:
+async def url_of(process: Process) -> str:
     """From its log; what it logs later stays in the pipe, which is large enough for a test."""
     assert process.stderr is not None
     async with asyncio.timeout(30):
@@ -51,7 +51,7 @@ async def _url(process: Process) -> str:
     raise AssertionError("the router ended before it listened")
 
 
-async def _refusal(process: Process) -> str:
+async def refusal(process: Process) -> str:
     _, err = await asyncio.wait_for(process.communicate(), 30)
     assert process.returncode == 2
     assert b"Traceback" not in err
@@ -64,8 +64,11 @@ async def test_it_stops_within_its_drain_time_and_cancels_what_is_left(
     number: signal.Signals,
 ) -> None:
     decode = ScriptedDecode([says("x"), hangs("some")])
-    async with decode_server(decode) as address, _router(DECODES=address, DRAIN_S="1") as process:
-        url = await _url(process)
+    async with (
+        decode_server(decode) as address,
+        router_process(DECODES=address, DRAIN_S="1") as process,
+    ):
+        url = await url_of(process)
         body = {"prompt": "hi", "stream": True}
         async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http:
             assert (await http.post("/v1/completions", json=body)).status_code == 200
@@ -96,8 +99,8 @@ async def test_it_chats_with_the_template_of_its_folder(tmp_path: Path) -> None:
     decode = ScriptedDecode([says("x")])
     async with (
         decode_server(decode) as address,
-        _router(DECODES=address, MODEL_DIR=folder) as process,
-        httpx.AsyncClient(base_url=await _url(process), trust_env=False, timeout=30) as http,
+        router_process(DECODES=address, MODEL_DIR=folder) as process,
+        httpx.AsyncClient(base_url=await url_of(process), trust_env=False, timeout=30) as http,
     ):
         turns = {"messages": [{"role": "user", "content": "hi"}]}
         assert (await http.post("/v1/chat/completions", json=turns)).status_code == 200
@@ -106,14 +109,14 @@ async def test_it_chats_with_the_template_of_its_folder(tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 async def test_a_broken_template_is_refused(tmp_path: Path) -> None:
-    async with _router(DECODES="a:1", MODEL_DIR=_folder(tmp_path, "{% if %}")) as process:
-        assert "chat_template.jinja, line 1" in await _refusal(process)
+    async with router_process(DECODES="a:1", MODEL_DIR=_folder(tmp_path, "{% if %}")) as process:
+        assert "chat_template.jinja, line 1" in await refusal(process)
 
 
 @pytest.mark.asyncio
 async def test_a_misspelt_variable_is_refused() -> None:
-    async with _router(DECODES="a:1", TIMEOUTS="3") as process:
-        err = await _refusal(process)
+    async with router_process(DECODES="a:1", TIMEOUTS="3") as process:
+        err = await refusal(process)
     assert "SLUICE_ROUTER_TIMEOUTS" in err
     assert "did you mean" in err
 
@@ -122,11 +125,11 @@ async def test_a_misspelt_variable_is_refused() -> None:
 async def test_a_taken_port_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        async with _router(DECODES="a:1", LISTEN=address) as process:
-            assert address in await _refusal(process)
+        async with router_process(DECODES="a:1", LISTEN=address) as process:
+            assert address in await refusal(process)
 
 
 @pytest.mark.asyncio
 async def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    async with _router(DECODES="a:1", MODEL_DIR=str(tmp_path)) as process:
-        assert "tokenizer.json is missing" in await _refusal(process)
+    async with router_process(DECODES="a:1", MODEL_DIR=str(tmp_path)) as process:
+        assert "tokenizer.json is missing" in await refusal(process)

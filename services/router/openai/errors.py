@@ -17,6 +17,8 @@ from sluice.telemetry.logging import get_logger
 
 _TYPES = {
     400: "invalid_request_error",
+    401: "invalid_request_error",
+    403: "permission_error",
     404: "invalid_request_error",
     405: "invalid_request_error",
     408: "timeout_error",

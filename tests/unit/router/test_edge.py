@@ -11,7 +11,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from services.router.edge import Edge
+from services.router.body import BodyLimit
 from tests.unit.router.one_pair import StubDecode, app_over
 
 _BODY = json.dumps({"prompt": "hi"}).encode()
@@ -86,10 +86,10 @@ async def test_the_limit_is_exact(stated: bool) -> None:
     assert str(len(_BODY)) in error["message"]
 
 
-async def _through_edge(
+async def _through_limit(
     incoming: list[Message], timeout_s: float = 5.0, stated_bytes: int | None = None
 ) -> list[Message]:
-    """What the edge sends for these messages; an application behind it echoes its body."""
+    """What the limit sends for these messages; an application behind it echoes its body."""
     sent: list[Message] = []
     seen: list[Message] = []
 
@@ -103,22 +103,22 @@ async def _through_edge(
     async def send(message: Message) -> None:
         sent.append(message)
 
-    edge = Edge(app, max_body_bytes=100, body_timeout_s=timeout_s)
+    limit = BodyLimit(app, max_body_bytes=100, body_timeout_s=timeout_s)
     stated = [] if stated_bytes is None else [(b"content-length", str(stated_bytes).encode())]
-    await edge({"type": "http", "headers": stated}, receive, send)
+    await limit({"type": "http", "headers": stated}, receive, send)
     return sent or seen
 
 
 @pytest.mark.asyncio
 async def test_a_body_that_says_it_is_too_large_is_not_waited_for() -> None:
-    start, _ = await _through_edge([], stated_bytes=101)
+    start, _ = await _through_limit([], stated_bytes=101)
     assert start["status"] == 413
 
 
 @pytest.mark.asyncio
 async def test_a_body_that_does_not_come_is_a_408() -> None:
     part = {"type": "http.request", "body": b"{", "more_body": True}
-    start, body = await _through_edge([part], timeout_s=0.05)
+    start, body = await _through_limit([part], timeout_s=0.05)
     assert start["status"] == 408
     assert json.loads(body["body"])["error"]["code"] == "BodyTooSlow"
 
@@ -126,7 +126,7 @@ async def test_a_body_that_does_not_come_is_a_408() -> None:
 @pytest.mark.asyncio
 async def test_a_client_that_leaves_within_its_body_reaches_nothing() -> None:
     part = {"type": "http.request", "body": b"{", "more_body": True}
-    assert await _through_edge([part, {"type": "http.disconnect"}]) == []
+    assert await _through_limit([part, {"type": "http.disconnect"}]) == []
 
 
 @pytest.mark.asyncio
@@ -136,6 +136,6 @@ async def test_the_application_sees_one_body_and_then_what_follows() -> None:
         {"type": "http.request", "body": b"c"},
         {"type": "http.disconnect"},
     ]
-    body, after = await _through_edge(parts)
+    body, after = await _through_limit(parts)
     assert body == {"type": "http.request", "body": b"abc", "more_body": False}
     assert after == {"type": "http.disconnect"}

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from services.environment import refuse_unknown, split_address, split_addresses
 from services.router.settings import PREFIX, RouterSettings, load_settings
 from sluice.errors import ConfigError
+from sluice.rpc.tls import PeerRole
 
 
 def _load(monkeypatch: pytest.MonkeyPatch, **values: str) -> RouterSettings:
@@ -36,6 +37,8 @@ def test_comma_lists_and_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         {"MODEL_DIR": "m", "DECODES": "a:99999"},
         {"MODEL_DIR": "m", "DECODES": "a:1", "LISTEN": "8000"},
         {"MODEL_DIR": "m", "DECODES": "a:1", "RETRIES": "-1"},
+        {"MODEL_DIR": "m", "DECODES": "a:1", "HTTP_TLS_CERT": "c"},
+        {"MODEL_DIR": "m", "DECODES": "a:1", "TLS_CERT": "c", "TLS_KEY": "k"},
     ],
 )
 def test_bad_values_are_refused(monkeypatch: pytest.MonkeyPatch, values: dict[str, str]) -> None:
@@ -72,3 +75,14 @@ def test_addresses() -> None:
     for bad in ("a", "a:", ":1", "a:b", "a:70000"):
         with pytest.raises(ValueError, match="not host:port"):
             split_address(bad)
+
+
+def test_empty_files_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chart that has no certificate may set the variable all the same."""
+    files = dict.fromkeys(
+        ("API_KEYS_FILE", "HTTP_TLS_CERT", "HTTP_TLS_KEY", "TLS_CERT", "TLS_KEY"), ""
+    )
+    settings = _load(monkeypatch, MODEL_DIR="m", DECODES="a:1", **files, TLS_CA="")
+    assert settings.api_keys_file is None
+    assert settings.http_tls_cert is None
+    assert settings.tls(PeerRole.ROUTER) is None
