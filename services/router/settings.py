@@ -47,7 +47,7 @@ class RouterSettings(TlsSettings):
 
     @field_validator("api_keys_file", "http_tls_cert", "http_tls_key", mode="before")
     @classmethod
-    def _empty_is_none(cls, value: Any) -> Any:
+    def _no_file_is_none(cls, value: Any) -> Any:
         return value or None
 
     @model_validator(mode="after")
