@@ -12,6 +12,7 @@ SluiceError
 |-- NotReady               no agreed peer yet, or draining
 |-- Overloaded             queue or pools are full
 |-- PeerLost               the other pod went away
+|-- RankLost               one of a pod's own rank processes went away: the pod must restart
 |-- StaleEpoch             a message from another life of a pod
 |-- DeadlineExceeded       the request's time is up
 |-- Aborted                the client or the peer gave up
@@ -106,6 +107,12 @@ class Overloaded(SluiceError):
 
 
 class PeerLost(SluiceError):
+    grpc_status = "UNAVAILABLE"
+    http_status = 503
+    retryable = True
+
+
+class RankLost(SluiceError):
     grpc_status = "UNAVAILABLE"
     http_status = 503
     retryable = True

@@ -80,6 +80,9 @@ class Entry:
     row_shape: tuple[int, ...]
     row_bytes: int
     shard_axis: int | None = None  # axis of row_shape split over tensor-parallel ranks
+    shards: int = (
+        1  # distinct parts it is split into, ``row_shape`` being one; 1: every rank has all of it
+    )
 
 
 @dataclass(frozen=True)

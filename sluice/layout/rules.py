@@ -157,6 +157,10 @@ RULES: Mapping[str, FieldRule] = {
         "rows are split over ranks differently; resharding is not yet supported by this version",
         "start both pods with the same tensor-parallel width",
     ),
+    "Entry.shards": _fatal(
+        "rows are split over ranks differently; resharding is not yet supported by this version",
+        "start both pods with the same tensor-parallel width",
+    ),
 }
 
 _RING_ROWS = _convertible(

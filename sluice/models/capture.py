@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sluice.models.base import ForwardBatch, TargetModel
+from sluice.models.layers.tokens import TokenTable
 from sluice.pools.base import StateMemory
 
 
@@ -46,12 +47,12 @@ class ReadableTarget(TargetModel, Protocol):
     def num_layers(self) -> int: ...
 
     @property
-    def embedding(self) -> Tensor:
+    def embedding(self) -> TokenTable:
         """Token embeddings, ``[V, D]``."""
         ...
 
     @property
-    def vocabulary(self) -> Tensor:
+    def vocabulary(self) -> TokenTable:
         """The output head's rows, ``[V, D]``."""
         ...
 

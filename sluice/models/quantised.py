@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sluice.parallel.cut import Cuts
+
 FP8_BLOCK = 128  # one scale per 128 x 128 values
 FP4_BLOCK = 32  # one scale per 32 values along the input
 
@@ -50,6 +52,42 @@ def dequantise(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
         spread = scale.repeat_interleave(FP8_BLOCK, -2).repeat_interleave(FP8_BLOCK, -1)
     rows, cols = values.shape[-2:]
     return (values * spread[..., :rows, :cols]).to(dtype)
+
+
+def dequantise_part(
+    stored: Tensor, scale: Tensor, dtype: torch.dtype, cuts: Cuts, device: torch.device
+) -> Tensor:
+    """The part of ``dequantise(stored, scale, dtype)`` that ``cuts`` name, on ``device``.
+
+    Only the scale blocks that hold the part are read and computed.
+    """
+    if not cuts:
+        return dequantise(stored.to(device), scale.to(device), dtype)
+    first, *rest = cuts
+    axis, dims = first.axis % stored.dim(), stored.dim()
+    packed = stored.dtype in _PACKED_FP4_DTYPES
+    values = 2 if packed and axis == dims - 1 else 1  # stored in one element along the axis
+    block = _block_along(axis, dims, packed)
+    parts = []
+    for part in first.ranges(stored.shape[axis] * values):
+        start, stop = part.start // block, -(-part.stop // block)
+        end = min(stop * block, stored.shape[axis] * values)
+        covered = dequantise_part(
+            stored.narrow(axis, start * block // values, (end - start * block) // values),
+            scale.narrow(axis, start, stop - start),
+            dtype,
+            tuple(rest),
+            device,
+        )
+        parts.append(covered.narrow(axis, part.start - start * block, len(part)))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=axis)
+
+
+def _block_along(axis: int, dims: int, packed: bool) -> int:
+    """Values that share a scale along an axis."""
+    if packed:
+        return FP4_BLOCK if axis == dims - 1 else 1
+    return FP8_BLOCK if axis >= dims - 2 else 1
 
 
 def unpack_fp4(packed: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from sluice.models.kimi_linear.config import ARCHITECTURE as KIMI_LINEAR
 from sluice.models.kimi_linear.load import load_kimi_linear
 from sluice.models.llama.config import LLAMA, QWEN3
 from sluice.models.llama.load import load_llama
+from sluice.parallel.group import SINGLE, Parallel
 
 
 @dataclass(frozen=True)
@@ -33,29 +34,37 @@ class LoadedModel:
     draft: DraftModel | DSparkDraft | None
 
 
-Loader = Callable[[Path, torch.dtype, str, bool], LoadedModel]
+Loader = Callable[[Path, torch.dtype, str, bool, Parallel], LoadedModel]
 
 
-def _deepseek_v4(folder: Path, dtype: torch.dtype, device: str, draft: bool) -> LoadedModel:
-    loaded = load_deepseek_v4(folder, dtype=dtype, device=device, draft=draft)
+def _deepseek_v4(
+    folder: Path, dtype: torch.dtype, device: str, draft: bool, parallel: Parallel
+) -> LoadedModel:
+    loaded = load_deepseek_v4(folder, dtype=dtype, device=device, draft=draft, parallel=parallel)
     return LoadedModel(loaded.target, loaded.draft)
 
 
-def _llama(folder: Path, dtype: torch.dtype, device: str, draft: bool) -> LoadedModel:
-    target = load_llama(folder, dtype=dtype, device=device)
-    return LoadedModel(target, _dspark(folder, target, dtype, device) if draft else None)
+def _llama(
+    folder: Path, dtype: torch.dtype, device: str, draft: bool, parallel: Parallel
+) -> LoadedModel:
+    target = load_llama(folder, dtype=dtype, device=device, parallel=parallel)
+    return LoadedModel(target, _dspark(folder, target, dtype, device, parallel) if draft else None)
 
 
-def _kimi_linear(folder: Path, dtype: torch.dtype, device: str, draft: bool) -> LoadedModel:
-    target = load_kimi_linear(folder, dtype=dtype, device=device)
-    return LoadedModel(target, _dspark(folder, target, dtype, device) if draft else None)
+def _kimi_linear(
+    folder: Path, dtype: torch.dtype, device: str, draft: bool, parallel: Parallel
+) -> LoadedModel:
+    target = load_kimi_linear(folder, dtype=dtype, device=device, parallel=parallel)
+    return LoadedModel(target, _dspark(folder, target, dtype, device, parallel) if draft else None)
 
 
 def _dspark(
-    folder: Path, target: ReadableTarget, dtype: torch.dtype, device: str
+    folder: Path, target: ReadableTarget, dtype: torch.dtype, device: str, parallel: Parallel
 ) -> DSparkDraft | None:
     where = draft_folder(folder)
-    return None if where is None else load_dspark(where, target, dtype=dtype, device=device)
+    if where is None:
+        return None
+    return load_dspark(where, target, dtype=dtype, device=device, parallel=parallel)
 
 
 LOADERS: Mapping[str, Loader] = {
@@ -67,9 +76,14 @@ LOADERS: Mapping[str, Loader] = {
 
 
 def load_model(
-    model_dir: Path, *, device: str = "cpu", dtype: str = "float32", draft: bool = True
+    model_dir: Path,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+    draft: bool = True,
+    parallel: Parallel = SINGLE,
 ) -> LoadedModel:
-    """Load the checkpoint in ``model_dir``; ``draft=False`` leaves its draft layer out.
+    """Load this rank's part of the checkpoint in ``model_dir``; ``draft=False`` leaves its draft layer out.
 
     Raises ``UnsupportedModel`` for an architecture nobody registered, ``ConfigError`` for a bad ``dtype``, and
     whatever the family's loader raises.
@@ -82,7 +96,7 @@ def load_model(
             stage="load",
             remedy=f"supported: {', '.join(sorted(LOADERS))}",
         )
-    return loader(model_dir, _dtype(dtype), device, draft)
+    return loader(model_dir, _dtype(dtype), device, draft, parallel)
 
 
 def _architecture(model_dir: Path) -> str:

@@ -37,6 +37,7 @@ class BufferSpec:
     dtype: str
     row_shape: tuple[int, ...]
     shard_axis: int | None = None  # axis of row_shape that tensor-parallel ranks split
+    shards: int = 1  # into how many distinct parts; row_shape is one of them
 
 
 class WindowMap:

@@ -57,7 +57,8 @@ def _component(spec: BufferSpec, config: PoolConfig, verify_tokens: int) -> Comp
     kind = Kind.SWA_RING if (spec.kind, place.space) == (Kind.SWA, Space.RING_ROW) else spec.kind
     row_bytes = bytes_per_row(spec.dtype, spec.row_shape)
     entries = tuple(
-        Entry(n, spec.dtype, spec.row_shape, row_bytes, spec.shard_axis) for n in spec.layer_ids
+        Entry(n, spec.dtype, spec.row_shape, row_bytes, spec.shard_axis, spec.shards)
+        for n in spec.layer_ids
     )
     if not entries or row_bytes == 0:
         raise GeometryError(

@@ -132,6 +132,7 @@ def _entry_to_pb(entry: Entry) -> layout_pb2.Entry:
         row_shape=entry.row_shape,
         row_bytes=entry.row_bytes,
         shard_axis=entry.shard_axis,
+        shards=entry.shards,
     )
 
 
@@ -142,6 +143,7 @@ def _entry_from_pb(entry: layout_pb2.Entry) -> Entry:
         row_shape=tuple(entry.row_shape),
         row_bytes=entry.row_bytes,
         shard_axis=entry.shard_axis if entry.HasField("shard_axis") else None,
+        shards=entry.shards,
     )
 
 

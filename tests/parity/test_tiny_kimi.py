@@ -132,7 +132,7 @@ def _naive(shipped: Shipped) -> NaiveDraft:
     folder = FOLDER / DRAFT_FOLDER
     tensors = load_file(folder / "model.safetensors")
     raw = json.loads((folder / "config.json").read_text())
-    return NaiveDraft(raw, tensors, shipped.target.embedding, shipped.target.vocabulary)
+    return NaiveDraft(raw, tensors, shipped.target.embedding.rows, shipped.target.vocabulary.rows)
 
 
 def test_greedy_drafts_stand_well_above_one(shipped: Shipped) -> None:

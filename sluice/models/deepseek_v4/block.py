@@ -13,6 +13,7 @@ from sluice.models.deepseek_v4.weights import BlockWeights, HeadWeights
 from sluice.models.layers.hyper import hyper_collapse, hyper_expand, hyper_mix
 from sluice.models.layers.moe import moe
 from sluice.models.layers.norm import accumulation_dtype, rms_norm
+from sluice.parallel.group import Parallel
 
 
 def block(
@@ -22,14 +23,17 @@ def block(
     config: DeepseekV4Config,
     plan: AttentionPlan,
     buffers: LayerBuffers,
+    parallel: Parallel,
 ) -> Tensor:
     """The streams after one layer, ``[T, N, D]``; the batch's state is written to ``buffers``."""
+    shared = parallel.all_reduce
     mix = hyper_mix(streams_TND, weights.hc_attn, config.hyper)
     x_TD = rms_norm(mix.collapsed_TD, weights.attn_norm, config.norm_eps)
-    streams_TND = hyper_expand(attention(x_TD, weights.attn, plan, buffers), streams_TND, mix)
+    mixed_TD = shared(attention(x_TD, weights.attn, plan, buffers))
+    streams_TND = hyper_expand(mixed_TD, streams_TND, mix)
     mix = hyper_mix(streams_TND, weights.hc_ffn, config.hyper)
     x_TD = rms_norm(mix.collapsed_TD, weights.ffn_norm, config.norm_eps)
-    return hyper_expand(moe(x_TD, ids_T, weights.ffn, config.moe), streams_TND, mix)
+    return hyper_expand(shared(moe(x_TD, ids_T, weights.ffn, config.moe)), streams_TND, mix)
 
 
 def head_logits(streams_RND: Tensor, weights: HeadWeights, config: DeepseekV4Config) -> Tensor:
@@ -37,4 +41,4 @@ def head_logits(streams_RND: Tensor, weights: HeadWeights, config: DeepseekV4Con
     collapsed_RD = hyper_collapse(streams_RND, weights.collapse, config.hyper)
     wide = accumulation_dtype(streams_RND.dtype)
     normed_RD = rms_norm(collapsed_RD, weights.norm, config.norm_eps).to(wide)
-    return normed_RD @ weights.vocabulary.to(wide).T
+    return weights.vocabulary.logits(normed_RD)

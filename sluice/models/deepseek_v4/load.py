@@ -14,6 +14,7 @@ from sluice.models.deepseek_v4.model import DeepseekV4Nextn, DeepseekV4Target
 from sluice.models.deepseek_v4.names import is_draft, official_name
 from sluice.models.deepseek_v4.weights import read_nextn, read_target
 from sluice.models.loader import Checkpoint
+from sluice.parallel.group import SINGLE, Parallel
 
 _TOKENIZER_NAME = "tokenizer.json"
 
@@ -27,32 +28,44 @@ class LoadedDeepseekV4:
 
 
 def load_deepseek_v4(
-    folder: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu", draft: bool = True
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    draft: bool = True,
+    parallel: Parallel = SINGLE,
 ) -> LoadedDeepseekV4:
-    """Read a checkpoint. ``draft=False`` leaves its draft layer out.
+    """Read this rank's part of a checkpoint. ``draft=False`` leaves its draft layer out.
 
     Raises ConfigError, UnsupportedModel or CheckpointError; each names the key or tensor at fault.
     """
     config = load_config(folder)
     source = Checkpoint(folder, official_name, dtype=dtype, device=device)
     with_draft = draft and config.num_nextn_layers == 1 and any(map(is_draft, source.names()))
-    target_weights = read_target(source, config)
+    target_weights = read_target(source, config, parallel)
     nextn = None
     if with_draft:
-        nextn = DeepseekV4Nextn(config, read_nextn(source, config, target_weights))
+        nextn = DeepseekV4Nextn(
+            config, read_nextn(source, config, target_weights, parallel), parallel
+        )
     # transformers saves no draft but keeps the config's count, and ignores a draft on load.
     source.finish(ignore=lambda name: is_draft(name) and not with_draft)
-    info = _info(folder, config, source, has_draft=with_draft)
-    return LoadedDeepseekV4(DeepseekV4Target(config, target_weights, info), nextn)
+    info = _info(folder, config, source, parallel, has_draft=with_draft)
+    return LoadedDeepseekV4(DeepseekV4Target(config, target_weights, info, parallel), nextn)
 
 
 def _info(
-    folder: Path, config: DeepseekV4Config, source: Checkpoint, *, has_draft: bool
+    folder: Path,
+    config: DeepseekV4Config,
+    source: Checkpoint,
+    parallel: Parallel,
+    *,
+    has_draft: bool,
 ) -> ModelInfo:
     return ModelInfo(
         architecture=ARCHITECTURE,
         config_digest=_digest(repr(config).encode()),
-        weights_digest=source.digest(lambda name: not is_draft(name)),
+        weights_digest=source.digest(lambda name: not is_draft(name), parallel),
         tokenizer_digest=_file_digest(folder / _TOKENIZER_NAME),
         vocab_size=config.vocab_size,
         max_model_tokens=config.max_position_tokens,
@@ -60,7 +73,7 @@ def _info(
         ratios=tuple(config.ratio(layer) for layer in range(config.num_layers)),
         eos_token_ids=config.eos_token_ids,
         has_draft=has_draft,
-        draft_digest=source.digest(is_draft) if has_draft else "",
+        draft_digest=source.digest(is_draft, parallel) if has_draft else "",
     )
 
 

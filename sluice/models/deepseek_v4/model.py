@@ -16,14 +16,22 @@ from sluice.models.deepseek_v4.planner import Planner, draft_buffers, target_buf
 from sluice.models.deepseek_v4.state import draft_state, target_state
 from sluice.models.deepseek_v4.weights import NextnWeights, TargetWeights
 from sluice.models.layers.norm import rms_norm
+from sluice.parallel.group import SINGLE, Parallel
 from sluice.pools.base import BufferSpec, StateMemory
 
 
 class DeepseekV4Target:
     """``models.base.TargetModel``. Hidden states are the pre-head streams ``[T, N, D]``."""
 
-    def __init__(self, config: DeepseekV4Config, weights: TargetWeights, info: ModelInfo) -> None:
+    def __init__(
+        self,
+        config: DeepseekV4Config,
+        weights: TargetWeights,
+        info: ModelInfo,
+        parallel: Parallel = SINGLE,
+    ) -> None:
         self._config = config
+        self._parallel = parallel
         self._weights = weights
         self._info = info
         self._planner = Planner(config, weights.embed.device)
@@ -43,12 +51,14 @@ class DeepseekV4Target:
     def forward(self, batch: ForwardBatch, memory: StateMemory) -> Tensor:
         """Streams after the last layer; every layer's state rows for the batch are written."""
         plans = self._planner.target(batch, memory)
-        embedded_TD = self._weights.embed[batch.ids_T]
+        embedded_TD = self._weights.embed.embed(batch.ids_T)
         streams_TND = embedded_TD.unsqueeze(1).repeat(1, self._config.hyper.num_streams, 1)
         for layer, weights in enumerate(self._weights.layers):
             plan = plans[self._config.layer_kinds[layer]]
             buffers = target_buffers(self._config, layer, memory)
-            streams_TND = block(streams_TND, batch.ids_T, weights, self._config, plan, buffers)
+            streams_TND = block(
+                streams_TND, batch.ids_T, weights, self._config, plan, buffers, self._parallel
+            )
         return streams_TND
 
     @torch.no_grad()
@@ -63,8 +73,11 @@ class DeepseekV4Nextn:
     Row t combines the target's streams (or, when chaining, its own) at t with the token at t + 1.
     """
 
-    def __init__(self, config: DeepseekV4Config, weights: NextnWeights) -> None:
+    def __init__(
+        self, config: DeepseekV4Config, weights: NextnWeights, parallel: Parallel = SINGLE
+    ) -> None:
         self._config = config
+        self._parallel = parallel
         self._weights = weights
         self._planner = Planner(config, weights.embed.device)
 
@@ -77,7 +90,9 @@ class DeepseekV4Nextn:
         x_TND = glue(hidden, batch.ids_T, self._weights, self._config)
         plan = self._planner.draft(batch, memory)
         buffers = draft_buffers(self._config, memory)
-        return block(x_TND, batch.ids_T, self._weights.block, self._config, plan, buffers)
+        return block(
+            x_TND, batch.ids_T, self._weights.block, self._config, plan, buffers, self._parallel
+        )
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -89,7 +104,7 @@ def glue(
     streams_TND: Tensor, next_ids_T: Tensor, weights: NextnWeights, config: DeepseekV4Config
 ) -> Tensor:
     """The NextN block's input: each normed stream projected, plus the projected next token."""
-    embedded_TD = rms_norm(weights.embed[next_ids_T], weights.enorm, config.norm_eps)
+    embedded_TD = rms_norm(weights.embed.embed(next_ids_T), weights.enorm, config.norm_eps)
     streams_TND = rms_norm(streams_TND.to(weights.embed.dtype), weights.hnorm, config.norm_eps)
     return F.linear(embedded_TD, weights.e_proj).unsqueeze(1) + F.linear(
         streams_TND, weights.h_proj

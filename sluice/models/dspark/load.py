@@ -12,6 +12,7 @@ from sluice.models.dspark.config import load_config
 from sluice.models.dspark.model import DSparkDraft, check_target
 from sluice.models.dspark.weights import canonical_name, is_shared, read_weights
 from sluice.models.loader import Checkpoint
+from sluice.parallel.group import SINGLE, Parallel
 
 _FOLDER = "dspark"
 
@@ -23,7 +24,12 @@ def draft_folder(model_dir: Path) -> Path | None:
 
 
 def load_dspark(
-    folder: Path, target: ReadableTarget, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    folder: Path,
+    target: ReadableTarget,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    parallel: Parallel = SINGLE,
 ) -> DSparkDraft:
     """Read the draft in ``folder``. Copies of the target's embeddings and vocabulary are skipped.
 
@@ -33,9 +39,9 @@ def load_dspark(
     config = load_config(folder)
     check_target(config, target)
     source = Checkpoint(folder, canonical_name, dtype=dtype, device=device)
-    weights = read_weights(source, config)
+    weights = read_weights(source, config, parallel)
     source.finish(ignore=is_shared)
     digest = hashlib.blake2b(digest_size=16)
     digest.update(repr(config).encode())
-    digest.update(source.digest(lambda name: not is_shared(name)).encode())
-    return DSparkDraft(config, weights, target, digest.hexdigest())
+    digest.update(source.digest(lambda name: not is_shared(name), parallel).encode())
+    return DSparkDraft(config, weights, target, digest.hexdigest(), parallel)

@@ -24,6 +24,7 @@ from sluice.models.dspark.weights import DSparkWeights
 from sluice.models.layers.norm import rms_norm
 from sluice.models.llama.model import mlp
 from sluice.models.llama.rope import rope_frequencies, rotation_at
+from sluice.parallel.group import SINGLE, Parallel
 from sluice.pools.base import BufferSpec, RequestTables, StateMemory
 from sluice.pools.rows import physical_rows
 from sluice.pools.state_rows import state_rows
@@ -47,10 +48,17 @@ class DSparkDraft:
     """Keeps no request state of its own; shares the target's embeddings and vocabulary."""
 
     def __init__(
-        self, config: DSparkConfig, weights: DSparkWeights, target: ReadableTarget, digest: str
+        self,
+        config: DSparkConfig,
+        weights: DSparkWeights,
+        target: ReadableTarget,
+        digest: str,
+        parallel: Parallel = SINGLE,
     ) -> None:
         check_target(config, target)
         self._config = config
+        self._local = config.layers.of_rank(parallel.size)
+        self._parallel = parallel
         self._weights = weights
         self._embed, self._vocabulary = target.embedding, target.vocabulary
         self._digest = digest
@@ -66,7 +74,7 @@ class DSparkDraft:
         return self._digest
 
     def state_needs(self, kv_dtype: str) -> tuple[BufferSpec, ...]:
-        return draft_state(self._config, kv_dtype)
+        return draft_state(self._config, kv_dtype, self._parallel.size)
 
     @torch.no_grad()
     def inject(self, batch: ForwardBatch, captured: Tensor, memory: StateMemory) -> None:
@@ -75,7 +83,7 @@ class DSparkDraft:
         A row depends on its own position's streams only, so rows may be injected in any order, and
         again. The batch's token ids are not looked at.
         """
-        weights, layers = self._weights, self._config.layers
+        weights, layers = self._weights, self._local
         context_TD = F.linear(captured.to(weights.fc.dtype), weights.fc)
         context_TD = rms_norm(context_TD, weights.hidden_norm, layers.norm_eps)
         rotation = rotation_at(self._freq_F, batch.positions_T)
@@ -94,7 +102,7 @@ class DSparkDraft:
         groups = [self._rows(tables[part], anchors[part], memory) for part in self._groups(tables)]
         hidden_BND = torch.cat(groups)
         hidden_BSD = hidden_BND if self._config.sample_from_anchor else hidden_BND[:, 1:]
-        return Block(hidden_BSD, F.linear(hidden_BSD, self._vocabulary).float())
+        return Block(hidden_BSD, self._vocabulary.logits(hidden_BSD).float())
 
     def markov_chain(self, batch: int) -> MarkovChain:
         return MarkovChain(self._weights.markov, batch)
@@ -117,7 +125,7 @@ class DSparkDraft:
         return torch.sigmoid(raw_BS / temperature_S)
 
     def _groups(self, tables: Sequence[RequestTables]) -> Iterator[slice]:
-        layers = self._config.layers
+        layers = self._local
         values = 2 * layers.num_kv_heads * layers.head_dim * max(t.kv_len + 1 for t in tables)
         step = max(1, _VALUES_A_GATHER // values)
         for first in range(0, len(tables), step):
@@ -127,7 +135,7 @@ class DSparkDraft:
         self, tables: Sequence[RequestTables], anchors: Sequence[int], memory: StateMemory
     ) -> Tensor:
         """``[B, N, D]`` after the final norm."""
-        config, layers = self._config, self._config.layers
+        config, layers, shared = self._config, self._local, self._parallel.all_reduce
         plan = BlockPlan.of(
             tables,
             config.block_rows,
@@ -139,12 +147,12 @@ class DSparkDraft:
         )
         masks = [config.mask_token_id] * (config.block_rows - 1)
         ids_BN = torch.tensor([[anchor, *masks] for anchor in anchors], device=self._embed.device)
-        x_BND = self._embed[ids_BN]
+        x_BND = self._embed.embed(ids_BN)
         for layer_id, layer in zip(draft_layer_ids(config), self._weights.layers, strict=True):
             normed_BND = rms_norm(x_BND, layer.attn_norm, layers.norm_eps)
             rows = state_rows(memory, DRAFT_KV, layer_id)
-            x_BND = x_BND + block_attention(normed_BND, layer, layers, plan, rows)
-            x_BND = x_BND + mlp(rms_norm(x_BND, layer.mlp_norm, layers.norm_eps), layer)
+            x_BND = x_BND + shared(block_attention(normed_BND, layer, layers, plan, rows))
+            x_BND = x_BND + shared(mlp(rms_norm(x_BND, layer.mlp_norm, layers.norm_eps), layer))
         return rms_norm(x_BND, self._weights.norm, layers.norm_eps)
 
 

@@ -19,7 +19,7 @@ def draft_layer_ids(config: DSparkConfig) -> tuple[int, ...]:
     return tuple(range(first, first + config.layers.num_layers))
 
 
-def draft_state(config: DSparkConfig, kv_dtype: str) -> tuple[BufferSpec, ...]:
+def draft_state(config: DSparkConfig, kv_dtype: str, ranks: int = 1) -> tuple[BufferSpec, ...]:
     """One component, a row a token: ``[kv_heads, 2, head_dim]``, key then value of each head; with
     ``mxfp8`` its scales follow as a second one.
 
@@ -33,6 +33,7 @@ def draft_state(config: DSparkConfig, kv_dtype: str) -> tuple[BufferSpec, ...]:
             f"kv_dtype {kv_dtype!r} is not supported by a DSPARK draft; known: {list(_KV_DTYPES)}",
             stage="pools",
         )
+    local = config.layers.of_rank(ranks)
     return stored(
         BufferSpec(
             name=DRAFT_KV,
@@ -43,7 +44,8 @@ def draft_state(config: DSparkConfig, kv_dtype: str) -> tuple[BufferSpec, ...]:
             window_tokens=0,
             layer_ids=draft_layer_ids(config),
             dtype=kv_dtype,
-            row_shape=(config.layers.num_kv_heads, 2, config.layers.head_dim),
+            row_shape=(local.num_kv_heads, 2, local.head_dim),
             shard_axis=_HEAD_AXIS,
+            shards=config.layers.num_kv_heads // local.num_kv_heads,
         )
     )

@@ -13,6 +13,7 @@ from sluice.models.dspark.config import DSparkConfig, MarkovKind
 from sluice.models.dspark.markov import MarkovWeights
 from sluice.models.llama.weights import LayerWeights, read_layer
 from sluice.models.loader import TensorSource
+from sluice.parallel.group import SINGLE, Parallel
 
 # Copies of the target's tables, and frequencies that config.json gives.
 _SHARED = ("embed_tokens.", "lm_head.", "rotary_emb.")
@@ -50,15 +51,20 @@ def is_shared(name: str) -> bool:
     return name.startswith(_SHARED)
 
 
-def read_weights(source: TensorSource, config: DSparkConfig) -> DSparkWeights:
-    """Take every tensor from the source. Errors are the source's (CheckpointError)."""
+def read_weights(
+    source: TensorSource, config: DSparkConfig, parallel: Parallel = SINGLE
+) -> DSparkWeights:
+    """Take every tensor from the source. Errors are the source's (CheckpointError).
+
+    Ranks share the layers' heads and MLP width; everything small each has whole.
+    """
     width = config.layers.hidden_size
     captured = len(config.target_layer_ids) * config.target_hidden_size
     return DSparkWeights(
         fc=source.take("fc.weight", (width, captured)),
         hidden_norm=source.take("hidden_norm.weight", (width,), wide=True),
         layers=tuple(
-            read_layer(source, f"layers.{layer}", config.layers)
+            read_layer(source, f"layers.{layer}", config.layers, parallel)
             for layer in range(config.layers.num_layers)
         ),
         norm=source.take("norm.weight", (width,), wide=True),

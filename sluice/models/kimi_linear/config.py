@@ -9,13 +9,14 @@ recurrent is never guessed. Variants that only look alike (Kimi-K3) are refused 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
 from sluice.errors import ConfigError, UnsupportedModel
 from sluice.models.config_fields import ConfigFields
 from sluice.models.kimi_linear.moe import MoeParams
+from sluice.parallel.cut import share
 
 ARCHITECTURE = "KimiLinearForCausalLM"
 
@@ -49,6 +50,9 @@ class KdaShape:
         """Convolved channels of one head: query, key, value."""
         return 2 * self.key_dim + self.value_dim
 
+    def of_rank(self, ranks: int) -> KdaShape:
+        return replace(self, num_heads=share("KDA num_heads", self.num_heads, ranks))
+
 
 @dataclass(frozen=True)
 class MlaShape:
@@ -67,6 +71,9 @@ class MlaShape:
     @property
     def scale(self) -> float:
         return float((self.nope_dim + self.shared_dim) ** -0.5)
+
+    def of_rank(self, ranks: int) -> MlaShape:
+        return replace(self, num_heads=share("num_attention_heads", self.num_heads, ranks))
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,12 @@ class KimiLinearConfig:
     def layers_of(self, kind: LayerKind) -> tuple[int, ...]:
         """Layers of one kind (0-indexed), ascending."""
         return tuple(i for i, k in enumerate(self.layer_kinds) if k is kind)
+
+    def of_rank(self, ranks: int) -> KimiLinearConfig:
+        """What one of ``ranks`` computes: its heads. Raises ConfigError where they can't share equally."""
+        if ranks == 1:
+            return self
+        return replace(self, kda=self.kda.of_rank(ranks), mla=self.mla.of_rank(ranks))
 
 
 def load_config(folder: Path) -> KimiLinearConfig:

@@ -18,30 +18,37 @@ from sluice.models.kimi_linear.model import KimiLinearTarget
 from sluice.models.kimi_linear.names import canonical_name
 from sluice.models.kimi_linear.weights import read_target
 from sluice.models.loader import Checkpoint
+from sluice.parallel.group import SINGLE, Parallel
 
 _TOKENIZER_NAME = "tokenizer.json"
 
 
 def load_kimi_linear(
-    folder: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    parallel: Parallel = SINGLE,
 ) -> KimiLinearTarget:
-    """Read a checkpoint.
+    """Read this rank's part of a checkpoint.
 
     Raises ConfigError, UnsupportedModel or CheckpointError; each names the key or tensor at fault.
     """
     config = load_config(folder)
     source = Checkpoint(folder, canonical_name, dtype=dtype, device=device)
-    weights = read_target(source, config)
+    weights = read_target(source, config, parallel)
     source.finish()
-    return KimiLinearTarget(config, weights, _info(folder, config, source))
+    return KimiLinearTarget(config, weights, _info(folder, config, source, parallel), parallel)
 
 
-def _info(folder: Path, config: KimiLinearConfig, source: Checkpoint) -> ModelInfo:
+def _info(
+    folder: Path, config: KimiLinearConfig, source: Checkpoint, parallel: Parallel
+) -> ModelInfo:
     tokenizer = folder / _TOKENIZER_NAME
     return ModelInfo(
         architecture=ARCHITECTURE,
         config_digest=_digest(repr(config).encode()),
-        weights_digest=source.digest(),
+        weights_digest=source.digest(parallel=parallel),
         tokenizer_digest=_digest(tokenizer.read_bytes()) if tokenizer.exists() else "",
         vocab_size=config.vocab_size,
         max_model_tokens=config.max_position_tokens,

@@ -23,7 +23,9 @@ from sluice.models.kimi_linear.plan import LatentPlan, StatePlan, groups_of, lat
 from sluice.models.kimi_linear.state import CONV, LENGTH, MLA, RECURRENT, UNSETTLED, target_state
 from sluice.models.kimi_linear.weights import MlaWeights, TargetWeights
 from sluice.models.layers.norm import rms_norm
+from sluice.models.layers.tokens import TokenTable
 from sluice.models.recurrent import PendingVerify, RecurrentTarget
+from sluice.parallel.group import SINGLE, Parallel
 from sluice.pools.base import BufferSpec, StateMemory
 from sluice.pools.state_rows import state_rows
 
@@ -35,10 +37,20 @@ _ROWS_AT_LEAST = 4
 class KimiLinearTarget(RecurrentTarget):
     """``models.capture.ReadableTarget`` with recurrent state. Hidden states are ``[T, D]``, before the
     final norm.
+
+    Ranks that share the model hold the same residual stream and each add their part of a sublayer to it.
     """
 
-    def __init__(self, config: KimiLinearConfig, weights: TargetWeights, info: ModelInfo) -> None:
+    def __init__(
+        self,
+        config: KimiLinearConfig,
+        weights: TargetWeights,
+        info: ModelInfo,
+        parallel: Parallel = SINGLE,
+    ) -> None:
         self._config = config
+        self._local = config.of_rank(parallel.size)
+        self._parallel = parallel
         self._weights = weights
         self._info = info
         self._pending: WeakKeyDictionary[StateMemory, PendingVerify] = WeakKeyDictionary()
@@ -56,15 +68,15 @@ class KimiLinearTarget(RecurrentTarget):
         return self._config.num_layers
 
     @property
-    def embedding(self) -> Tensor:
+    def embedding(self) -> TokenTable:
         return self._weights.embed
 
     @property
-    def vocabulary(self) -> Tensor:
+    def vocabulary(self) -> TokenTable:
         return self._weights.head
 
     def state_needs(self, kv_dtype: str) -> tuple[BufferSpec, ...]:
-        return target_state(self._config, kv_dtype)
+        return target_state(self._config, kv_dtype, self._parallel.size)
 
     @torch.no_grad()
     def forward(
@@ -102,7 +114,7 @@ class KimiLinearTarget(RecurrentTarget):
         """``[R, D]`` -> float32 ``[R, V]``."""
         rows = len(hidden)
         normed = rms_norm(_padded(hidden), self._weights.norm, self._config.norm_eps)
-        return F.linear(normed, self._weights.head)[:rows].float()
+        return self._weights.head.logits(normed)[:rows].float()
 
     def _run(
         self,
@@ -121,10 +133,11 @@ class KimiLinearTarget(RecurrentTarget):
         moved = slice(num_verify, None)
         # Should a layer fail, nobody may go on from states of which some have moved.
         lengths[states.slot_S[moved], 0] = UNSETTLED
-        x_PD, num_tokens = _padded(self._weights.embed[batch.ids_T]), len(batch.ids_T)
+        x_PD, num_tokens = _padded(self._weights.embed.embed(batch.ids_T)), len(batch.ids_T)
         for layer in range(self.num_layers):
-            x_PD = x_PD + self._mix(x_PD, layer, states, latents, memory, traces)
-            x_PD = x_PD + self._feed(x_PD, layer)
+            mixed_PD = self._mix(x_PD, layer, states, latents, memory, traces)
+            x_PD = x_PD + self._parallel.all_reduce(mixed_PD)
+            x_PD = x_PD + self._parallel.all_reduce(self._feed(x_PD, layer))
             if capture is not None:
                 capture.after_layer(layer, x_PD[:num_tokens])
         lengths[states.slot_S[moved], 0] = states.stop_S[moved]
@@ -143,7 +156,7 @@ class KimiLinearTarget(RecurrentTarget):
         traces: list[tuple[KdaBuffers, KdaTrace]],
     ) -> Tensor:
         """A layer's token mixing, ``[P, D]``; a recurrent one adds what its verified rows did."""
-        config, weights = self._config, self._weights.layers[layer]
+        config, weights = self._local, self._weights.layers[layer]
         normed_PD = rms_norm(x_PD, weights.attn_norm, config.norm_eps)
         if isinstance(weights.attn, MlaWeights):
             rows = state_rows(memory, MLA, layer)

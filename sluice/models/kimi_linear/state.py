@@ -26,8 +26,10 @@ _BLOCK_SCALED_CONV_DTYPE = "float32"  # a narrower one would save 3 % of a slot
 _HEAD_AXIS = 0
 
 
-def target_state(config: KimiLinearConfig, kv_dtype: str) -> tuple[BufferSpec, ...]:
+def target_state(config: KimiLinearConfig, kv_dtype: str, ranks: int = 1) -> tuple[BufferSpec, ...]:
     """Latent pages of the attention layers, then the recurrent layers' slots, in wire order.
+
+    Of ``ranks`` that share the model, each keeps its heads' recurrent state and all latents.
 
     - ``target.mla``: a row a token, ``[latent | shared key part]``; every rank has all of it.
       With ``mxfp8`` its scales follow as ``target.mla.scale``, and nothing else is block-scaled.
@@ -45,7 +47,7 @@ def target_state(config: KimiLinearConfig, kv_dtype: str) -> tuple[BufferSpec, .
             f"kv_dtype {kv_dtype!r} is not supported by Kimi Linear; known: {list(_KV_DTYPES)}",
             stage="pools",
         )
-    kda_layers, shape = config.layers_of(LayerKind.KDA), config.kda
+    kda_layers, shape = config.layers_of(LayerKind.KDA), config.kda.of_rank(ranks)
     heads = shape.num_heads
     latents = BufferSpec(
         name=MLA,
@@ -62,7 +64,12 @@ def target_state(config: KimiLinearConfig, kv_dtype: str) -> tuple[BufferSpec, .
     specs = (
         *stored(latents, (config.mla.latent_dim, config.mla.shared_dim)),
         _slot(
-            CONV, Kind.KDA_CONV, kda_layers, conv_dtype, (heads, shape.columns, shape.head_channels)
+            CONV,
+            Kind.KDA_CONV,
+            kda_layers,
+            conv_dtype,
+            (heads, shape.columns, shape.head_channels),
+            shards=ranks,
         ),
         _slot(
             RECURRENT,
@@ -70,6 +77,7 @@ def target_state(config: KimiLinearConfig, kv_dtype: str) -> tuple[BufferSpec, .
             kda_layers,
             _RECURRENT_DTYPE,
             (heads, shape.key_dim, shape.value_dim),
+            shards=ranks,
         ),
         _slot(LENGTH, Kind.STATE_LENGTH, kda_layers[:1], _LENGTH_DTYPE, (1,), shard_axis=None),
     )
@@ -83,6 +91,7 @@ def _slot(
     dtype: str,
     row_shape: tuple[int, ...],
     shard_axis: int | None = _HEAD_AXIS,
+    shards: int = 1,
 ) -> BufferSpec:
     return BufferSpec(
         name=name,
@@ -95,4 +104,5 @@ def _slot(
         dtype=dtype,
         row_shape=row_shape,
         shard_axis=shard_axis,
+        shards=shards,
     )

@@ -7,12 +7,13 @@ saves (``rope_parameters``). Variants that only look alike are refused by name.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sluice.errors import ConfigError, UnsupportedModel
 from sluice.models.config_fields import ConfigFields
 from sluice.models.llama.rope import RopeKind, RopeParams
+from sluice.parallel.cut import share
 
 LLAMA = "LlamaForCausalLM"
 QWEN3 = "Qwen3ForCausalLM"
@@ -61,6 +62,23 @@ class LlamaConfig:
     def group_size(self) -> int:
         """Query heads that share one key/value head."""
         return self.num_heads // self.num_kv_heads
+
+    def of_rank(self, ranks: int) -> LlamaConfig:
+        """What one of ``ranks`` computes: its heads and MLP width. With fewer key/value heads than ranks,
+        neighbours hold the same one. Raises ConfigError where the ranks can't share equally.
+        """
+        if ranks == 1:
+            return self
+        if self.num_kv_heads < ranks:
+            share("tensor-parallel width", ranks, self.num_kv_heads)
+        return replace(
+            self,
+            num_heads=share("num_attention_heads", self.num_heads, ranks),
+            num_kv_heads=share(
+                "num_key_value_heads", self.num_kv_heads, min(ranks, self.num_kv_heads)
+            ),
+            intermediate_size=share("intermediate_size", self.intermediate_size, ranks),
+        )
 
 
 def load_config(folder: Path) -> LlamaConfig:

@@ -12,21 +12,34 @@ from torch import Tensor
 from sluice.models.base import ForwardBatch, ModelInfo
 from sluice.models.capture import HiddenCapture
 from sluice.models.layers.norm import rms_norm
+from sluice.models.layers.tokens import TokenTable
 from sluice.models.llama.attention import attention
 from sluice.models.llama.config import LlamaConfig
 from sluice.models.llama.plan import AttentionPlan
 from sluice.models.llama.rope import rope_frequencies
 from sluice.models.llama.state import KV, target_state
 from sluice.models.llama.weights import LayerWeights, LlamaWeights
+from sluice.parallel.group import SINGLE, Parallel
 from sluice.pools.base import BufferSpec, StateMemory
 from sluice.pools.state_rows import state_rows
 
 
 class LlamaTarget:
-    """``models.capture.ReadableTarget``. Hidden states are ``[T, D]``, before the final norm."""
+    """``models.capture.ReadableTarget``. Hidden states are ``[T, D]``, before the final norm.
 
-    def __init__(self, config: LlamaConfig, weights: LlamaWeights, info: ModelInfo) -> None:
+    Ranks that share the model hold the same residual stream and each add their part of a sublayer to it.
+    """
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        weights: LlamaWeights,
+        info: ModelInfo,
+        parallel: Parallel = SINGLE,
+    ) -> None:
         self._config = config
+        self._local = config.of_rank(parallel.size)
+        self._parallel = parallel
         self._weights = weights
         self._info = info
         self._freq_F = rope_frequencies(config.rope, weights.embed.device)
@@ -44,29 +57,29 @@ class LlamaTarget:
         return self._config.num_layers
 
     @property
-    def embedding(self) -> Tensor:
+    def embedding(self) -> TokenTable:
         return self._weights.embed
 
     @property
-    def vocabulary(self) -> Tensor:
+    def vocabulary(self) -> TokenTable:
         return self._weights.vocabulary
 
     def state_needs(self, kv_dtype: str) -> tuple[BufferSpec, ...]:
-        return target_state(self._config, kv_dtype)
+        return target_state(self._config, kv_dtype, self._parallel.size)
 
     @torch.no_grad()
     def forward(
         self, batch: ForwardBatch, memory: StateMemory, capture: HiddenCapture | None = None
     ) -> Tensor:
         """Residual stream after the last layer; every layer's rows for the batch are written."""
-        config = self._config
+        config, shared = self._local, self._parallel.all_reduce
         plan = AttentionPlan.of(batch, memory.component(KV), self._freq_F, config.group_size)
-        x_TD = self._weights.embed[batch.ids_T]
+        x_TD = self._weights.embed.embed(batch.ids_T)
         for layer, weights in enumerate(self._weights.layers):
             normed_TD = rms_norm(x_TD, weights.attn_norm, config.norm_eps)
             rows = state_rows(memory, KV, layer)
-            x_TD = x_TD + attention(normed_TD, weights, config, plan, rows)
-            x_TD = x_TD + mlp(rms_norm(x_TD, weights.mlp_norm, config.norm_eps), weights)
+            x_TD = x_TD + shared(attention(normed_TD, weights, config, plan, rows))
+            x_TD = x_TD + shared(mlp(rms_norm(x_TD, weights.mlp_norm, config.norm_eps), weights))
             if capture is not None:
                 capture.after_layer(layer, x_TD)
         return x_TD
@@ -75,7 +88,7 @@ class LlamaTarget:
     def logits(self, hidden: Tensor) -> Tensor:
         """``[R, D]`` -> float32 ``[R, V]``."""
         normed_RD = rms_norm(hidden, self._weights.norm, self._config.norm_eps)
-        return F.linear(normed_RD, self._weights.vocabulary).float()
+        return self._weights.vocabulary.logits(normed_RD).float()
 
 
 def mlp(x_TD: Tensor, weights: LayerWeights) -> Tensor:

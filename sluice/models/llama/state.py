@@ -13,13 +13,13 @@ _KV_DTYPES = ("float32", "bfloat16", "float16", MXFP8)
 _HEAD_AXIS = 0
 
 
-def target_state(config: LlamaConfig, kv_dtype: str) -> tuple[BufferSpec, ...]:
+def target_state(config: LlamaConfig, kv_dtype: str, ranks: int = 1) -> tuple[BufferSpec, ...]:
     """One component with a row a token: ``[kv_heads, 2, head_dim]``, key then value of each head; with
     ``mxfp8`` its scales follow as a second one.
 
-    Heads come first because tensor parallelism splits them: a rank's share of a row is then one
-    stretch of bytes. Raises ConfigError for a row dtype this code can't compute with, GeometryError
-    for heads that aren't whole mxfp8 blocks.
+    ``config`` is the whole model's; of ``ranks`` that share it, each keeps its own heads. Heads come first
+    because of that: a rank's share of a row is then one stretch of bytes. Raises ConfigError for a row
+    dtype this code can't compute with, GeometryError for heads that aren't whole mxfp8 blocks.
     """
     if kv_dtype not in _KV_DTYPES:
         raise ConfigError(
@@ -27,6 +27,7 @@ def target_state(config: LlamaConfig, kv_dtype: str) -> tuple[BufferSpec, ...]:
             f"known: {list(_KV_DTYPES)}",
             stage="pools",
         )
+    local = config.of_rank(ranks)
     return stored(
         BufferSpec(
             name=KV,
@@ -37,7 +38,8 @@ def target_state(config: LlamaConfig, kv_dtype: str) -> tuple[BufferSpec, ...]:
             window_tokens=0,
             layer_ids=tuple(range(config.num_layers)),
             dtype=kv_dtype,
-            row_shape=(config.num_kv_heads, 2, config.head_dim),
+            row_shape=(local.num_kv_heads, 2, config.head_dim),
             shard_axis=_HEAD_AXIS,
+            shards=config.num_kv_heads // local.num_kv_heads,
         )
     )

@@ -46,7 +46,7 @@ class _Running:
 
 
 def _naive(pair: Pair) -> NaiveDraft:
-    return NaiveDraft(pair.raw, pair.tensors, pair.target.embedding, pair.target.vocabulary)
+    return NaiveDraft(pair.raw, pair.tensors, pair.target.embedding.rows, pair.target.vocabulary.rows)
 
 
 @pytest.mark.parametrize("kind", KINDS)

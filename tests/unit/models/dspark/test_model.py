@@ -33,7 +33,7 @@ TOLERANCE = 1e-4
 
 
 def _naive(pair: Pair) -> NaiveDraft:
-    return NaiveDraft(pair.raw, pair.tensors, pair.target.embedding, pair.target.vocabulary)
+    return NaiveDraft(pair.raw, pair.tensors, pair.target.embedding.rows, pair.target.vocabulary.rows)
 
 
 def _corrected(pair: Pair, memory: Memory, tables: RequestTables, previous: list[int]) -> Tensor:
@@ -59,7 +59,7 @@ def test_block_logits_equal_the_naive_draft(kind: str, from_anchor: bool, causal
     naive = _naive(pair)
     expected = naive.corrected(naive.hidden(streams, previous[0]), previous)
     found = _corrected(pair, memory, tables, previous)
-    assert found.shape == (BLOCK, len(pair.target.embedding))
+    assert found.shape == (BLOCK, len(pair.target.embedding.rows))
     assert (found.double() - torch.stack(expected)).abs().max() < TOLERANCE
 
 

@@ -19,6 +19,7 @@ from sluice.models.dspark.weights import read_weights as read_draft
 from sluice.models.llama.config import parse_config as parse_llama
 from sluice.models.llama.model import LlamaTarget
 from sluice.models.llama.weights import read_weights as read_llama
+from sluice.parallel.cut import Cuts, cut
 from sluice.pools.base import RequestTables
 from sluice.pools.memory import Memory, build_memory
 from sluice.types import RequestId
@@ -68,7 +69,9 @@ class Tensors:
     def has(self, name: str) -> bool:
         return True
 
-    def take(self, name: str, shape: tuple[int, ...], *, wide: bool = False) -> Tensor:
+    def take(
+        self, name: str, shape: tuple[int, ...], *, wide: bool = False, cuts: Cuts = ()
+    ) -> Tensor:
         if name not in self.made:
             value = torch.randn(shape, generator=self._generator)
             norm = name.endswith("norm.weight")
@@ -78,7 +81,7 @@ class Tensors:
         tensor = self.made[name]
         if tuple(tensor.shape) != shape:
             raise CheckpointError(f"{name}: {tuple(tensor.shape)}, expected {shape}")
-        return tensor
+        return cut(tensor, cuts)
 
     def take_ids(self, name: str, shape: tuple[int, ...]) -> Tensor:
         raise AssertionError("no integer tensors here")

@@ -17,6 +17,7 @@ from sluice.models.kimi_linear.config import KimiLinearConfig, parse_config
 from sluice.models.kimi_linear.model import KimiLinearTarget
 from sluice.models.kimi_linear.weights import read_target
 from sluice.models.recurrent import PendingVerify
+from sluice.parallel.cut import Cuts, cut
 from sluice.pools.base import RequestTables
 from sluice.pools.memory import Memory, build_memory
 from sluice.types import RequestId
@@ -91,7 +92,12 @@ class RandomSource:
     def has(self, name: str) -> bool:
         return not name.endswith((".experts.w13.weight", ".conv1d.weight"))
 
-    def take(self, name: str, shape: tuple[int, ...], *, wide: bool = False) -> Tensor:
+    def take(
+        self, name: str, shape: tuple[int, ...], *, wide: bool = False, cuts: Cuts = ()
+    ) -> Tensor:
+        return cut(self._make(name, shape), cuts)
+
+    def _make(self, name: str, shape: tuple[int, ...]) -> Tensor:
         self.names.append(name)
         noise = torch.randn(shape, generator=self._generator)
         if "norm" in name:
