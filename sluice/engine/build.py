@@ -8,6 +8,7 @@ from sluice.config import EngineConfig, PoolConfig, SpecConfig
 from sluice.engine.core import EngineCore
 from sluice.grammar.compiler import grammars_of
 from sluice.models.registry import load_model
+from sluice.parallel.group import SINGLE, Parallel
 from sluice.pools.memory import build_memory
 from sluice.spec.build import own_steps
 from sluice.types import Role
@@ -21,15 +22,17 @@ def build_engine(
     config: EngineConfig,
     *,
     dtype: str = "float32",
+    parallel: Parallel = SINGLE,
 ) -> EngineCore:
     """Load the checkpoint onto ``pool.device`` to compute in ``dtype``, and reserve its state memory.
 
     ``spec`` None speculates as the checkpoint's draft was made for. The draft is loaded when the
     checkpoint has one and ``spec.steps > 0``; rings are sized by ``spec`` in any case, so that a pod
-    without a draft still agrees on them with one that has it. Raises ``ConfigError`` and its children.
+    without a draft still agrees on them with one that has it. Ranks that share the model each build one,
+    with the same settings. Raises ``ConfigError`` and its children.
     """
     wanted = spec is None or spec.steps > 0
-    loaded = load_model(model_dir, device=pool.device, dtype=dtype, draft=wanted)
+    loaded = load_model(model_dir, device=pool.device, dtype=dtype, draft=wanted, parallel=parallel)
     if spec is None:
         spec = SpecConfig(own_steps(loaded.draft))
     needs = loaded.target.state_needs(pool.kv_dtype)
@@ -38,4 +41,6 @@ def build_engine(
     memory = build_memory(needs, pool, spec.verify_tokens)
     info = loaded.target.info
     grammars = grammars_of(model_dir, info.vocab_size, info.eos_token_ids)
-    return EngineCore(role, loaded.target, loaded.draft, memory, spec, config, pool, grammars)
+    return EngineCore(
+        role, loaded.target, loaded.draft, memory, spec, config, pool, grammars, parallel
+    )

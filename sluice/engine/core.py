@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 
 from sluice.config import EngineConfig, PoolConfig, SpecConfig
 from sluice.engine.batch import (
@@ -46,10 +47,11 @@ from sluice.errors import (
 )
 from sluice.grammar.compiler import NO_GRAMMARS, Grammars
 from sluice.grammar.matcher import Matcher
-from sluice.layout.layout import Layout
+from sluice.layout.layout import Layout, Parallelism
 from sluice.models.base import DraftModel, ModelInfo, TargetModel
 from sluice.models.dspark.model import DSparkDraft
 from sluice.models.snapshots import SnapshotGrid
+from sluice.parallel.group import SINGLE, Parallel
 from sluice.pools.backup import check_backup
 from sluice.pools.memory import Memory
 from sluice.spec.build import build_drafter, draft_digest
@@ -76,6 +78,7 @@ class EngineCore:
         config: EngineConfig,
         pool: PoolConfig,
         grammars: Grammars | None = None,
+        parallel: Parallel = SINGLE,
     ) -> None:
         if role is not Role.PREFILL:  # which never retracts: peers read its items
             check_backup(memory)
@@ -86,6 +89,7 @@ class EngineCore:
         self._memory = memory
         self._spec = spec
         self._pool = pool
+        self._parallelism = Parallelism(tensor=parallel.size, rank=parallel.rank)
         drafter, self._draft_identity = None, None
         if draft is not None and spec.steps > 0:
             drafter = build_drafter(draft, memory, spec.steps)
@@ -94,7 +98,7 @@ class EngineCore:
         self._drafts = drafter is not None
         window_tokens = draft_window_tokens(memory.components())
         committed = CommittedTarget(target, memory)
-        self._runner = Runner(committed, target.logits, drafter, memory, window_tokens)
+        self._runner = Runner(committed, target.logits, drafter, memory, window_tokens, parallel)
         prefixes = None
         if config.prefix_bytes > 0 and role is not Role.DECODE:
             grid = SnapshotGrid(config.prefix_interval_tokens, pool.page_tokens, spec.verify_tokens)
@@ -117,10 +121,9 @@ class EngineCore:
 
     def layout(self) -> Layout:
         """Everything negotiation compares about this pod."""
-        components = self._memory.components()
-        return describe_layout(
-            self.role, self.info, self._pool, self._spec, components, self._draft_identity
-        )
+        components, draft = self._memory.components(), self._draft_identity
+        layout = describe_layout(self.role, self.info, self._pool, self._spec, components, draft)
+        return replace(layout, parallelism=self._parallelism)
 
     # ---- commands, between steps
 

@@ -5,6 +5,7 @@ became true.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from sluice.engine.batch import (
 from sluice.engine.sampler import StepSampler
 from sluice.models.base import ForwardBatch, Segment
 from sluice.models.capture import HiddenCapture
+from sluice.parallel.group import SINGLE, Parallel
 from sluice.pools.base import StateMemory
 from sluice.spec.commit import CommittedTarget
 from sluice.spec.draft import Drafter, DraftTask, Proposal
@@ -40,12 +42,14 @@ class Runner:
         drafter: Drafter | None,
         memory: StateMemory,
         draft_window: int,
+        parallel: Parallel = SINGLE,
     ) -> None:
         self._target = target
         self._logits = logits
         self._drafter = drafter
         self._memory = memory
         self._draft_window_tokens = draft_window
+        self._parallel = parallel
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -89,12 +93,16 @@ class Runner:
     def _propose(self, decodes: Sequence[DecodeWork]) -> list[Proposal]:
         if self._drafter is None or not decodes:
             return [NO_DRAFTS for _ in decodes]
-        return self._drafter.propose(
+        proposals = self._drafter.propose(
             [
                 DraftTask(work.tables, work.drafts, work.sampling, work.newest_token)
                 for work in decodes
             ]
         )
+        if self._parallel.size == 1:
+            return proposals
+        agreed = self._parallel.decide(lambda: [one.token_ids for one in proposals])
+        return [replace(one, token_ids=ids) for one, ids in zip(proposals, agreed, strict=True)]
 
     def _capture(self) -> HiddenCapture | None:
         """One a forward, for a draft that reads streams between the target's layers."""
@@ -113,7 +121,19 @@ class Runner:
                 rows.append(at - 1)
         if not rows:
             return StepResult((), tuple(PrefillResult(prompt_logprobs=each) for each in scores))
-        sampler = StepSampler(self._logits(hidden[rows]))
+        logits_RV = self._logits(hidden[rows])
+        # Ranks see the same logits, but one of them decides: a tie that another breaks otherwise would
+        # part their requests for good.
+        return self._parallel.decide(lambda: self._verdicts(plan, proposals, logits_RV, scores))
+
+    def _verdicts(
+        self,
+        plan: StepPlan,
+        proposals: Sequence[Proposal],
+        logits_RV: Tensor,
+        scores: Sequence[tuple[Logprobs, ...]],
+    ) -> StepResult:
+        sampler = StepSampler(logits_RV)
         row, decodes = 0, []
         for work, proposal in zip(plan.decodes, proposals, strict=True):
             position = work.tables.kv_len + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from torch import Tensor
@@ -29,8 +30,12 @@ class Parallel(Protocol):
         """The ranks' tensors, all of one shape, side by side along ``axis`` in rank order."""
         ...
 
-    def agree(self, value: T) -> T:
-        """Rank 0's value, on every rank. For small plain values (it is pickled), such as chosen tokens."""
+    def decide(self, choose: Callable[[], T]) -> T:
+        """What ``choose`` gives on rank 0, on every rank; the others don't call it.
+
+        For small plain values (they are pickled), such as chosen tokens. When it raises, it raises there
+        and ``RankLost`` everywhere else.
+        """
         ...
 
 
@@ -46,8 +51,8 @@ class Single:
     def all_gather(self, x: Tensor, axis: int = -1) -> Tensor:
         return x
 
-    def agree(self, value: T) -> T:
-        return value
+    def decide(self, choose: Callable[[], T]) -> T:
+        return choose()
 
 
 SINGLE: Parallel = Single()

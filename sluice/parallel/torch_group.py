@@ -7,7 +7,9 @@ and tests run ranks as threads.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -17,19 +19,24 @@ from torch import Tensor
 from sluice.errors import RankLost
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store, TCPStore
+    from torch._C._distributed_c10d import Store
 
 T = TypeVar("T")
 _c10d: Any = dist  # torch re-exports these classes without saying so to type checkers
 _LOOPBACK = "127.0.0.1"
+_FAILED = -1  # a length that says that nothing follows
 
 
 class TorchGroup:
-    """One rank's end. ``timeout_s`` bounds every collective and the wait for all ranks at the start."""
+    """One rank's end. The ranks find each other through ``meeting``, a file that doesn't exist yet in a
+    folder that only they can write; ``timeout_s`` bounds that and every collective.
+
+    Raises ``RankLost`` when not all of them come.
+    """
 
     def __init__(
         self,
-        store: Store,
+        meeting: Path,
         rank: int,
         size: int,
         *,
@@ -39,10 +46,19 @@ class TorchGroup:
         self.rank = rank
         self.size = size
         timeout = timedelta(seconds=timeout_s)
-        self._control = _gloo(_c10d.PrefixStore("control", store), rank, size, timeout)
-        self._tensors: Any = self._control
-        if torch.device(device).type == "cuda":
-            self._tensors = _nccl(_c10d.PrefixStore("tensors", store), rank, size, timeout)
+        store = _c10d.FileStore(str(meeting), size)
+        store.set_timeout(timeout)
+        try:
+            self._control = _gloo(_c10d.PrefixStore("control", store), rank, size, timeout)
+            self._tensors: Any = self._control
+            if torch.device(device).type == "cuda":
+                self._tensors = _nccl(_c10d.PrefixStore("tensors", store), rank, size, timeout)
+        except RuntimeError as error:
+            raise RankLost(
+                f"rank {rank} of {size} didn't meet the others within {timeout_s} s: {error}",
+                stage="parallel",
+                remedy="look at the other ranks' logs",
+            ) from error
 
     def all_reduce(self, x: Tensor) -> Tensor:
         x = x.contiguous()
@@ -55,20 +71,26 @@ class TorchGroup:
         self._wait("all_gather", lambda: self._group(x).allgather([parts], [x]))
         return torch.cat(parts, dim=axis)
 
-    def agree(self, value: T) -> T:
+    def decide(self, choose: Callable[[], T]) -> T:
         """Two broadcasts, of a length and of a pickle. Both ends are processes of one pod."""
-        leads = self.rank == 0
-        data = pickle.dumps(value) if leads else b""
-        length = torch.tensor([len(data)])
-        self._broadcast(length)
-        buffer = torch.zeros(int(length), dtype=torch.uint8)
-        if leads:
-            buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        self._broadcast(buffer)
-        if leads:
+        if self.rank == 0:
+            try:
+                value = choose()
+            except BaseException:
+                self._broadcast(torch.tensor([_FAILED]))
+                raise
+            data = bytearray(pickle.dumps(value))
+            self._broadcast(torch.tensor([len(data)]))
+            self._broadcast(torch.frombuffer(data, dtype=torch.uint8))
             return value
-        agreed: T = pickle.loads(buffer.numpy().tobytes())
-        return agreed
+        length = torch.tensor([0])
+        self._broadcast(length)
+        if length == _FAILED:
+            raise RankLost("rank 0 could not decide; its log says why", stage="parallel")
+        buffer = torch.empty(int(length), dtype=torch.uint8)
+        self._broadcast(buffer)
+        decided: T = pickle.loads(buffer.numpy().tobytes())
+        return decided
 
     def _group(self, x: Tensor) -> Any:
         return self._tensors if x.is_cuda else self._control
@@ -85,17 +107,6 @@ class TorchGroup:
                 stage="parallel",
                 remedy="restart the pod: its ranks can't be brought together again",
             ) from error
-
-
-def leader_store() -> TCPStore:
-    """A rendezvous on loopback, on a port of the system's choice (``.port``)."""
-    store: TCPStore = _c10d.TCPStore(_LOOPBACK, 0, None, True, wait_for_workers=False)
-    return store
-
-
-def follower_store(port: int) -> TCPStore:
-    store: TCPStore = _c10d.TCPStore(_LOOPBACK, port, None, False)
-    return store
 
 
 def _gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:

@@ -95,7 +95,8 @@ def read_layer(
         (f"{attn}.v_proj", key, of_keys),
     )
     gate_up = ((f"{mlp}.gate_proj", inner, rows), (f"{mlp}.up_proj", inner, rows))
-    biased, leads = config.attention_bias, parallel.rank == 0
+    biased = config.attention_bias
+    bo = source.take(f"{attn}.o_proj.bias", (hidden,)) if biased else None
 
     def norm(name: str, width: int) -> Tensor:
         return source.take(f"{name}.weight", (width,), wide=True)
@@ -107,7 +108,7 @@ def read_layer(
         q_norm=norm(f"{attn}.q_norm", head_dim) if config.qk_norm else None,
         k_norm=norm(f"{attn}.k_norm", head_dim) if config.qk_norm else None,
         wo=source.take(f"{attn}.o_proj.weight", (hidden, query), cuts=columns),
-        bo=source.take(f"{attn}.o_proj.bias", (hidden,)) if biased and leads else None,
+        bo=bo if parallel.rank == 0 else None,
         mlp_norm=norm(f"{prefix}.post_attention_layernorm", hidden),
         w13=_stacked(source, gate_up, hidden),
         w2=source.take(f"{mlp}.down_proj.weight", (hidden, inner), cuts=columns),

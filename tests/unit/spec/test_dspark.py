@@ -46,7 +46,9 @@ class _Running:
 
 
 def _naive(pair: Pair) -> NaiveDraft:
-    return NaiveDraft(pair.raw, pair.tensors, pair.target.embedding.rows, pair.target.vocabulary.rows)
+    return NaiveDraft(
+        pair.raw, pair.tensors, pair.target.embedding.rows, pair.target.vocabulary.rows
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -33,7 +33,9 @@ TOLERANCE = 1e-4
 
 
 def _naive(pair: Pair) -> NaiveDraft:
-    return NaiveDraft(pair.raw, pair.tensors, pair.target.embedding.rows, pair.target.vocabulary.rows)
+    return NaiveDraft(
+        pair.raw, pair.tensors, pair.target.embedding.rows, pair.target.vocabulary.rows
+    )
 
 
 def _corrected(pair: Pair, memory: Memory, tables: RequestTables, previous: list[int]) -> Tensor:
