@@ -28,17 +28,27 @@ from __future__ import annotations
 
 
 class SluiceError(Exception):
-    """Base. ``stage`` says where in a request's life; ``remedy`` what a person can do about it."""
+    """Base. ``stage`` says where in a request's life; ``remedy`` what a person can do about it;
+    ``retry_after_s`` when another try may succeed, None where nobody knows.
+    """
 
     grpc_status = "INTERNAL"
     http_status = 500
     retryable = False
 
-    def __init__(self, message: str, *, stage: str = "", remedy: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        stage: str = "",
+        remedy: str = "",
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.stage = stage
         self.remedy = remedy
+        self.retry_after_s = retry_after_s
 
     def __str__(self) -> str:
         where = f"[{self.stage}] " if self.stage else ""

@@ -10,6 +10,7 @@ from services.decode.peers import Peers
 from services.decode.readiness import Readiness
 from services.decode.servicer import DecodeServicer
 from services.decode.settings import DecodeSettings
+from services.discovery.registry import Registry, keep_watching
 from services.pod import open_pod, stop_on_signals
 from sluice.rpc.channel import ChannelConfig
 from sluice.rpc.server import RpcServer, ServerConfig
@@ -28,6 +29,7 @@ async def serve(settings: DecodeSettings) -> None:
     """Run until SIGTERM or SIGINT, then drain: streams first, then what they still hold, the port last."""
     stopping = asyncio.Event()
     tls = settings.tls(PeerRole.DECODE)
+    source = settings.source()
     async with open_pod(settings, Role.DECODE) as pod:
         peers = Peers(
             pod.info.layout,
@@ -55,6 +57,7 @@ async def serve(settings: DecodeSettings) -> None:
             readiness,
             canary,
             max_model_tokens=settings.max_model_tokens,
+            capacity=settings.max_running,
         )
         server = RpcServer(
             ServerConfig(settings.listen, tls=tls, health_listen=settings.health_listen),
@@ -63,13 +66,15 @@ async def serve(settings: DecodeSettings) -> None:
             (LAYOUT,),
         )
         await server.start()
-        for address in settings.peer_addresses():
-            peers.add(address)
+        registry = Registry()
+        registry.listen(peers.follow)
+        discover = asyncio.create_task(keep_watching(source, registry))
         watch = asyncio.create_task(_watch(peers, readiness, server))
         log.info("listening", address=server.address, epoch=pod.epoch)
         with stop_on_signals(stopping.set):
             await stopping.wait()
         watch.cancel()
+        discover.cancel()
         readiness.draining = True
         await server.set_serving(SERVICE, False)
         await attempts.drain(settings.drain_s)

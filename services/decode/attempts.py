@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from services.decode.peers import RESERVING, Held, Peer, Peers
+from services.decode.peer import Held, Peer
+from services.decode.peers import RESERVING, Peers
 from sluice.engine.facade import EngineFacade
 from sluice.engine.outputs import Reservation
 from sluice.engine.streams import TokenStream
@@ -122,14 +124,28 @@ class Attempts:
 
     async def _reserve(self, call: GenerateCall, *, proving: bool) -> _Attempt:
         deadline_s = time.monotonic() + call.timeout_s
-        peer, agreement = self._peers.require(call.prefill_address, proving=proving)
+        if call.decode_epoch and call.decode_epoch != self._epoch:
+            raise StaleEpoch(
+                f"the request is for decode epoch {call.decode_epoch}, this is {self._epoch}",
+                stage="pairing",
+                remedy="choose a pair anew",
+            )
+        peer, agreement = self._peers.require(
+            call.prefill_address,
+            proving=proving,
+            epoch=call.prefill_epoch,
+            digest=call.agreement_digest,
+        )
         epoch = peer.epoch
         await self._faults.reach(FaultPoint.DECODE_QUEUED)
         request = Request(RequestId(call.attempt_id), call.prompt, call.sampling)
+        peer.users.add(call.attempt_id)
         try:
             reservation = await self._engine.reserve(request, call.timeout_s)
-        except Overloaded as error:
-            error.stage = RESERVING  # ours, not the prefill's
+        except BaseException as error:
+            peer.users.discard(call.attempt_id)
+            if isinstance(error, Overloaded):
+                error.stage = RESERVING  # ours, not the prefill's
             raise
         digests = self._want_digests or proving
         return _Attempt(
@@ -150,6 +166,7 @@ class Attempts:
                 await self._faults.reach(FaultPoint.DECODE_GRANTED)
                 complete = await self._run(attempt)
                 await self._prove(attempt, complete)
+                attempt.peer.users.discard(attempt.call.attempt_id)
                 return complete
         except BaseException as error:
             # In the background: the client's answer must not wait for the peer to drain.
@@ -243,10 +260,11 @@ class Attempts:
     def _spawn_wind_down(self, attempt: _Attempt) -> None:
         task = asyncio.create_task(self._wind_down(attempt))
         self._background.add(task)
-        task.add_done_callback(self._wound_down)
+        task.add_done_callback(functools.partial(self._wound_down, attempt))
 
-    def _wound_down(self, task: asyncio.Task[None]) -> None:
+    def _wound_down(self, attempt: _Attempt, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
+        attempt.peer.users.discard(attempt.call.attempt_id)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("wind_down_failed", error=repr(error))
 

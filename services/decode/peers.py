@@ -7,9 +7,9 @@ import contextlib
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from enum import Enum
 
+from services.decode.peer import UNPROVEN, Held, Peer, PeerState, PeerTimes
+from services.discovery.registry import PodState, RegistryView
 from services.environment import split_address
 from sluice.errors import (
     DeadlineExceeded,
@@ -18,79 +18,21 @@ from sluice.errors import (
     Overloaded,
     PeerLost,
     SluiceError,
+    StaleEpoch,
 )
 from sluice.layout.layout import Layout
 from sluice.layout.negotiate import Agreement, Refusal, negotiate
 from sluice.rpc.channel import ChannelConfig
-from sluice.rpc.messages import PeerStatus
-from sluice.rpc.prefill_link import PrefillLink
+from sluice.rpc.prefill_link import PingAnswer, PrefillLink
 from sluice.telemetry.logging import get_logger
-from sluice.transfer.grant import GrantEvent, GrantState, StateMachine
+from sluice.transfer.grant import GrantEvent
 from sluice.transfer.plane import Endpoint
-from sluice.types import AttemptId, Epoch
+from sluice.types import AttemptId, Epoch, Role
 
 log = get_logger(__name__)
-Prove = Callable[[str], Awaitable[object]]
 _NO_EPOCH = Epoch("")
-_UNPROVEN = "its canary has not passed yet"
+Prove = Callable[[str], Awaitable[object]]
 RESERVING = "reserve"  # stage of errors about our own capacity
-
-
-class PeerState(Enum):
-    CONNECTING = "connecting"
-    AGREED = "agreed"
-    REFUSED = "refused"
-    LOST = "lost"
-
-
-@dataclass(frozen=True)
-class PeerTimes:
-    """How fast a peer's death shows. Two missed pings make a peer lost: about 2 s for one that hangs."""
-
-    ping_every_s: float = 0.5
-    ping_timeout_s: float = 1.0
-    missed_pings: int = 2
-    handshake_timeout_s: float = 15.0
-    retry_s: float = 0.5
-    refused_retry_s: float = 2.0  # somebody has to change a setting first
-    gone_for_s: float = (
-        1.0  # refused connections this long: the process is gone, and so are its bytes in flight
-    )
-
-
-@dataclass
-class Held:
-    """A grant whose writer has not been heard of: its rows stay out of use until it drained or is gone."""
-
-    grant: StateMachine[GrantState, GrantEvent]
-    epoch: Epoch
-    release: Callable[[], Awaitable[None]]
-
-
-@dataclass
-class Peer:
-    """One prefill address. ``lost`` is set when attempts on it can't succeed any more."""
-
-    address: str
-    link: PrefillLink
-    state: PeerState = PeerState.CONNECTING
-    reason: str = "no handshake yet"
-    epoch: Epoch = _NO_EPOCH
-    agreement: Agreement | None = None
-    held: dict[AttemptId, Held] = field(default_factory=dict)
-    proven: bool = False  # its canary passed in this epoch
-    lost: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def status(self) -> PeerStatus:
-        unproven = self.state is PeerState.AGREED and not self.proven
-        return PeerStatus(
-            address=self.address,
-            epoch=self.epoch,
-            state=(PeerState.CONNECTING if unproven else self.state).value,
-            reason=_UNPROVEN if unproven else self.reason,
-            agreement_digest=self.agreement.digest if self.agreement else "",
-            quarantined_attempts=len(self.held),
-        )
 
 
 class Peers:
@@ -117,6 +59,16 @@ class Peers:
         self._change = asyncio.Event()
         self.prove: Prove | None = None  # the canary; set once, before the first ``add``
 
+    def follow(self, view: RegistryView) -> None:
+        """Keep a pairing with every prefill that discovery knows, and with no other once it isn't needed."""
+        prefills = view.of(Role.PREFILL)
+        for address, pod in prefills.items():
+            peer = self.add(address)
+            peer.leaving, peer.gone = pod.state is PodState.DRAINING, False
+        for address in self._peers.keys() - prefills.keys():
+            self._peers[address].leaving = self._peers[address].gone = True
+        self._change.set()
+
     def add(self, address: str) -> Peer:
         """Start to keep a pairing with this address; idempotent."""
         if address not in self._peers:
@@ -136,8 +88,8 @@ class Peers:
         return tuple(self._peers.values())
 
     def paired(self) -> bool:
-        """At least one prefill has agreed and its canary passed."""
-        return any(p.proven and p.state is PeerState.AGREED for p in self._peers.values())
+        """At least one prefill has agreed, its canary passed, and it isn't on its way out."""
+        return any(peer.usable for peer in self._peers.values())
 
     def epoch_of(self, address: str) -> Epoch:
         return self._peers[address].epoch
@@ -149,10 +101,13 @@ class Peers:
                 await self._change.wait()
         self._change.clear()
 
-    def require(self, address: str, *, proving: bool = False) -> tuple[Peer, Agreement]:
+    def require(
+        self, address: str, *, proving: bool = False, epoch: Epoch = _NO_EPOCH, digest: str = ""
+    ) -> tuple[Peer, Agreement]:
         """The agreed peer at this address. Raises ``NotReady`` or ``LayoutRefused`` with the reason.
 
-        ``proving``: for the canary, which is what makes a peer proven.
+        ``proving``: for the canary, which is what makes a peer proven. ``epoch`` and ``digest``: what the caller
+        believes of the pairing, empty = nothing; raises ``StaleEpoch`` when it is another one by now.
         """
         peer = self._peers.get(address)
         if peer is None:
@@ -161,6 +116,14 @@ class Peers:
                 stage="pairing",
                 remedy="add it to the decode pod's peers",
             )
+        known = peer.agreement.digest if peer.agreement else ""
+        if (epoch and epoch != peer.epoch) or (digest and digest != known):
+            raise StaleEpoch(
+                f"prefill {address} is epoch {peer.epoch} with agreement {known or 'none'}, "
+                f"the request was for epoch {epoch} with {digest}",
+                stage="pairing",
+                remedy="choose a pair anew",
+            )
         if peer.state is PeerState.REFUSED:
             raise LayoutRefused(f"{address}: {peer.reason}", stage="pairing")
         if peer.state is not PeerState.AGREED or peer.agreement is None:
@@ -168,7 +131,9 @@ class Peers:
                 f"prefill {address} is {peer.state.value}: {peer.reason}", stage="pairing"
             )
         if not (peer.proven or proving):
-            raise NotReady(f"prefill {address}: {_UNPROVEN}", stage="pairing")
+            raise NotReady(f"prefill {address}: {UNPROVEN}", stage="pairing")
+        if peer.closing:
+            raise NotReady(f"prefill {address} is on its way out", stage="pairing")
         return peer, peer.agreement
 
     async def negotiated(self, address: str, timeout_s: float) -> Agreement | Refusal:
@@ -178,7 +143,7 @@ class Peers:
             return await self._handshake(peer)
 
     async def _keep(self, peer: Peer) -> None:
-        """Handshake, canary, then ping until the peer is lost or restarted; for ever."""
+        """Handshake, canary, then ping until the peer is lost or restarted; until discovery drops it."""
         while True:
             try:
                 await self._keep_once(peer)
@@ -186,8 +151,15 @@ class Peers:
                 # A bug must show in the status, and must not stop the keeper.
                 log.exception("keeper_failed", peer=peer.address)
                 self._set(peer, PeerState.LOST, f"{type(error).__name__}: {error}")
+            if peer.forgettable:
+                break
             refused = peer.state is PeerState.REFUSED
             await asyncio.sleep(self._times.refused_retry_s if refused else self._times.retry_s)
+        self._peers.pop(peer.address)  # at once with the check: an ``add`` from now on starts anew
+        self._keepers.pop(peer.address)
+        self._change.set()
+        log.info("peer_forgotten", address=peer.address)
+        await peer.link.close()
 
     async def _keep_once(self, peer: Peer) -> None:
         try:
@@ -215,6 +187,7 @@ class Peers:
             peer.proven = False
             peer.lost.set()
             await self._settle_older(peer, answer.epoch)
+            peer.prefill = None
         peer.epoch = answer.epoch
         outcome = negotiate(
             answer.layout, self._layout, allow_missing_draft=self._allow_missing_draft
@@ -264,6 +237,7 @@ class Peers:
                     raise PeerLost(f"no answer to {missed} pings: {error}", stage="peer") from error
                 continue
             missed = 0
+            self._heard(peer, answer)
             if answer.epoch != peer.epoch:
                 self._set(peer, PeerState.LOST, "the prefill process restarted")
                 return
@@ -273,6 +247,17 @@ class Peers:
             if not peer.proven:  # somebody else shook hands with a new life of it
                 return
             await self._ask_drained(peer)
+            if peer.forgettable:
+                return
+
+    def _heard(self, peer: Peer, answer: PingAnswer) -> None:
+        before = peer.closing
+        peer.prefill = answer.status
+        if peer.closing != before:
+            log.info(
+                "peer", address=peer.address, closing=peer.closing, reason=peer.status().reason
+            )
+            self._change.set()
 
     def _set(self, peer: Peer, state: PeerState, reason: str) -> None:
         if (peer.state, peer.reason) != (state, reason):

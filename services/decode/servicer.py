@@ -43,6 +43,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         readiness: Readiness,
         canary: Canary,
         max_model_tokens: int = 0,
+        capacity: int = 0,
     ) -> None:
         self._pod = pod
         self._peers = peers
@@ -51,6 +52,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         self._readiness = readiness
         self._canary = canary
         self._max_model_tokens = max_model_tokens
+        self._capacity = capacity
 
     async def GetLayout(
         self,
@@ -112,5 +114,6 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
                 peers=tuple(peer.status() for peer in self._peers.all()),
                 pools=pool_statuses(stats.occupancy),
                 retractions=stats.retractions,
+                capacity=self._capacity,
             )
         )

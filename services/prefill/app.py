@@ -32,7 +32,9 @@ async def serve(settings: PrefillSettings) -> None:
             forget_after_s=settings.forget_peer_s,
         )
         attempts = Attempts(pod.engine, pod.memory, pod.worker, pod.epoch, pod.faults)
-        servicer = PrefillServicer(pod.info, peers, attempts, pod.engine, pod.worker)
+        servicer = PrefillServicer(
+            pod.info, peers, attempts, pod.engine, pod.worker, settings.max_running
+        )
         server = RpcServer(
             ServerConfig(settings.listen, tls=tls, health_listen=settings.health_listen),
             lambda grpc: prefill_pb2_grpc.add_PrefillServicer_to_server(servicer, grpc),

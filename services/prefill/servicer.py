@@ -47,12 +47,14 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         attempts: Attempts,
         engine: EngineFacade,
         worker: TransferWorker,
+        capacity: int = 0,
     ) -> None:
         self._pod = pod
         self._peers = peers
         self._attempts = attempts
         self._engine = engine
         self._worker = worker
+        self._capacity = capacity
         self.draining = False
 
     @property
@@ -72,6 +74,8 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         context: Context,
     ) -> prefill_pb2.HandshakeResponse:
         self._refuse_if_dead("handshake")
+        if self.draining:
+            raise NotReady("this prefill pod is shutting down", stage="handshake")
         outcome = await self._peers.pair(
             layout_from_pb(request.layout),
             Epoch(request.epoch),
@@ -98,24 +102,13 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         return prefill_pb2.PingResponse(
             epoch=self._pod.epoch,
             paired=self._peers.seen(Epoch(request.epoch)),
+            status=prefill_status_to_pb(self._status()),
         )
 
     async def GetStatus(
         self, request: prefill_pb2.GetStatusRequest, context: Context
     ) -> prefill_pb2.GetPrefillStatusResponse:
-        stats, dead = self._engine.latest_stats, self._dead()
-        return prefill_status_to_pb(
-            PrefillStatus(
-                epoch=self._pod.epoch,
-                ready=not self.draining and dead is None,
-                reason=f"a thread died: {dead}" if dead else "shutting down" * self.draining,
-                queued=stats.queued,
-                running=stats.running,
-                paired=len(self._peers),
-                attempts=len(self._attempts),
-                pools=pool_statuses(stats.occupancy),
-            )
-        )
+        return prefill_status_to_pb(self._status())
 
     async def Drain(
         self,
@@ -151,6 +144,20 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             yield await self._serve(start.attempt_id, request_iterator)
         finally:  # a stream that broke leaves no attempt behind
             self._attempts.revoke_soon(start.attempt_id)
+
+    def _status(self) -> PrefillStatus:
+        stats, dead = self._engine.latest_stats, self._dead()
+        return PrefillStatus(
+            epoch=self._pod.epoch,
+            ready=not self.draining and dead is None,
+            reason=f"a thread died: {dead}" if dead else "shutting down" * self.draining,
+            queued=stats.queued,
+            running=stats.running,
+            paired=len(self._peers),
+            attempts=len(self._attempts),
+            pools=pool_statuses(stats.occupancy),
+            capacity=self._capacity,
+        )
 
     def _dead(self) -> BaseException | None:
         """Why this pod can do nothing more, if a thread of it died."""

@@ -15,11 +15,9 @@ from pydantic import ValidationError
 from services.environment import split_address
 from services.router.app import create_app
 from services.router.https import https_context
-from services.router.pairing import StaticPairing
-from services.router.settings import RouterSettings, load_settings
+from services.router.lease import PairSource
+from services.router.settings import RouterSettings, load_settings, make_pairing
 from sluice.errors import ConfigError, SluiceError
-from sluice.rpc.channel import ChannelConfig
-from sluice.rpc.tls import PeerRole
 from sluice.telemetry.logging import configure, get_logger
 from sluice.text.chat import ChatTemplate
 from sluice.text.tokenizer import ModelTokenizer
@@ -40,10 +38,11 @@ def main() -> int:
 
 
 async def serve(settings: RouterSettings) -> None:
-    """Run until SIGTERM or SIGINT; open requests get ``drain_s``."""
+    """Run until SIGTERM or SIGINT, then drain: /ready says no, after ``drain_notice_s`` nothing new is
+    taken, and open requests get ``drain_s``.
+    """
     tokenizer = ModelTokenizer.load(settings.model_dir)
-    channel = ChannelConfig(tls=settings.tls(PeerRole.ROUTER))
-    pairing = StaticPairing(settings.decodes, settings.prefills, settings.refresh_s, channel)
+    pairing = make_pairing(settings)
     config = uvicorn.Config(
         create_app(settings, tokenizer, pairing, ChatTemplate.load(settings.model_dir)),
         log_config=None,
@@ -60,11 +59,35 @@ async def serve(settings: RouterSettings) -> None:
         config.ssl = https_context(settings.http_tls_cert, settings.http_tls_key)
     _log.info("router_listening", url=f"{scheme}://{host}:{port}", model=settings.served_name)
     server = _Server(config)
+    stop = _Stop(server, pairing, settings.drain_notice_s)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.handle_exit, number, None)
+        loop.add_signal_handler(number, stop.on_signal, number)
     with listener:
         await server.serve(sockets=[listener])
+
+
+class _Stop:
+    """The first signal starts the drain; a second one skips the notice, a third one what is open."""
+
+    def __init__(self, server: uvicorn.Server, pairing: PairSource, notice_s: float) -> None:
+        self._server = server
+        self._pairing = pairing
+        self._notice_s = notice_s
+
+    def on_signal(self, number: int) -> None:
+        first = not self._pairing.draining
+        self._pairing.draining = True
+        if first and self._notice_s:
+            _log.info("router_draining", notice_s=self._notice_s)
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._notice_s, self._close, number)
+        else:
+            self._server.handle_exit(number, None)
+
+    def _close(self, number: int) -> None:
+        if not self._server.should_exit:
+            self._server.handle_exit(number, None)
 
 
 class _Server(uvicorn.Server):

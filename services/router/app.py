@@ -16,6 +16,7 @@ from services.router.auth import Auth
 from services.router.body import BodyLimit
 from services.router.edge import Edge
 from services.router.generation import TextGenerator
+from services.router.lease import PairSource
 from services.router.openai.chat import chat_routes
 from services.router.openai.completions import completions_routes
 from services.router.openai.errors import (
@@ -29,7 +30,6 @@ from services.router.openai.errors import (
 from services.router.openai.intake import Intake
 from services.router.openai.schema import Model, ModelList
 from services.router.openai.tokens import token_routes
-from services.router.pairing import PairSource
 from services.router.settings import RouterSettings
 from sluice.apikeys import ApiKeys
 from sluice.errors import SluiceError
@@ -112,6 +112,9 @@ def _health_routes(pairing: PairSource) -> APIRouter:
     async def ready() -> JSONResponse:
         """A pair can serve; 503 with reasons otherwise."""
         seen = pairing.readiness()
+        if pairing.draining:
+            body = Ready(ready=False, pairs=[], reasons=["the router is shutting down"])
+            return JSONResponse(body.model_dump(), 503)
         pairs = [PairBody(decode=pair.decode, prefill=pair.prefill) for pair in seen.pairs]
         body = Ready(ready=bool(pairs), pairs=pairs, reasons=list(seen.reasons))
         return JSONResponse(body.model_dump(), 200 if pairs else 503)

@@ -8,8 +8,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from services.router.pairing import Lease, Pair, PairSource
-from sluice.errors import DeadlineExceeded, Overloaded, SluiceError
+from services.router.fleet import Pair
+from services.router.lease import Lease, PairSource
+from sluice.errors import DeadlineExceeded, NotReady, Overloaded, SluiceError, StaleEpoch
 from sluice.rpc.messages import Finished, GenerateCall, PromptScored, Tokens, Usage
 from sluice.telemetry.logging import get_logger
 from sluice.text.detokenize import Detokenizer
@@ -67,10 +68,11 @@ class TextGenerator:
         """Pieces of the answer. ``hold`` hands all of them out at the end, so that a failure at any
         point can be tried again. Raises what the last attempt raised; closing cancels it at once."""
         tried: list[Pair] = []
+        failures = 0
         while True:
             handed_out = False
             held: list[Piece] = []
-            with self._pairing.lease(avoid=tried) as lease:
+            async with self._pairing.lease(job.prompt, job.deadline, avoid=tried) as lease:
                 repeated = lease.pair in tried
                 try:
                     async with aclosing(self._attempt(job, lease)) as pieces:
@@ -81,20 +83,23 @@ class TextGenerator:
                             handed_out = True
                             yield piece
                 except SluiceError as error:
-                    self._pairing.suspect(lease.pair)
+                    lease.failed(error)
                     tried.append(lease.pair)
-                    if handed_out or not self._may_retry(error, tried, repeated):
+                    failures += not _refused(error)
+                    if handed_out or repeated or not self._may_retry(error, tried, failures):
                         raise
                     _log.warning("attempt_retried", error=str(error), code=error.code)
                     if not self._others(tried):
                         await asyncio.sleep(_SAME_PAIR_PAUSE_S)
                 else:
+                    lease.succeeded()
                     for piece in held:
                         yield piece
                     return
 
-    def _may_retry(self, error: SluiceError, tried: list[Pair], repeated: bool) -> bool:
-        if not error.retryable or len(tried) > self._retries or repeated:
+    def _may_retry(self, error: SluiceError, tried: list[Pair], failures: int) -> bool:
+        """A pod that refuses before any work costs nothing: every other pair may be asked, each once."""
+        if not (error.retryable and self._retries) or failures > self._retries:
             return False
         # A full pair stays full for longer than a retry takes; only another one can help.
         return self._others(tried) or not isinstance(error, Overloaded)
@@ -134,7 +139,15 @@ class TextGenerator:
             prompt=job.prompt,
             sampling=job.sampling,
             timeout_s=left_s,
+            decode_epoch=pair.decode_epoch,
+            prefill_epoch=pair.prefill_epoch,
+            agreement_digest=pair.digest,
         )
+
+
+def _refused(error: SluiceError) -> bool:
+    """The pod said no before it began: it drains, or the agreement is of another life."""
+    return isinstance(error, NotReady | StaleEpoch)
 
 
 class _TextCutter:

@@ -1,225 +1,336 @@
-"""Which prefill and decode pod serve a request: the least loaded pair that has agreed."""
+"""Which prefill and decode pod serve a request: one admission for both, only where an agreement is known."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from sluice.errors import DeadlineExceeded, NotReady, SluiceError
-from sluice.rpc.channel import ChannelConfig
-from sluice.rpc.client import DecodeClient
-from sluice.rpc.messages import DecodeStatus
-from sluice.telemetry.logging import get_logger
-
-_STATUS_TIMEOUT_S = 1.0
-_MAX_BACKOFF_S = 2.0
-_LATE_ANSWERS = (
-    3  # a busy pod answers between two steps; only so many late ones in a row are a loss
+from services.discovery.registry import (
+    PodRecord,
+    Registry,
+    RegistryView,
+    Source,
+    keep_watching,
 )
+from services.router.admission import Admission
+from services.router.breaker import Breaker, BreakerState, BreakerTimes, counts_against_pair
+from services.router.fleet import FleetView, Pair, PairView, PodView
+from services.router.lease import Lease, Readiness
+from services.router.loads import Loads
+from services.router.matrix import Cell, cells_of, decode_problem
+from services.router.policy import Candidate, Load, Policy
+from services.router.watch import DecodeWatch
+from sluice.errors import NotReady, SluiceError
+from sluice.rpc.client import DecodeClient
+from sluice.telemetry.logging import get_logger
+from sluice.types import Role
+
+_FIRST_VIEW_S = 5.0  # how long the start waits for discovery; a slow one fills in later
 _log = get_logger(__name__)
 
 
-@dataclass(frozen=True, order=True)
-class Pair:
-    """Addresses of the two pods."""
-
-    decode: str
-    prefill: str
-
-
 @dataclass(frozen=True)
-class Readiness:
-    """Pairs that can serve now, and why others can't."""
+class PairingConfig:
+    """``max_in_flight`` bounds this router's attempts on a decode pod; 0 = the pod's own capacity does.
 
-    pairs: tuple[Pair, ...]
-    reasons: tuple[str, ...]
+    ``pair_wait_s``: how long requests wait for a pair to become usable before they are refused.
+    ``any_prefill``: use whatever prefill a decode pod has agreed with, listed or not.
+    """
 
-
-class Lease:
-    """A pair in use by one attempt; counted as load until left."""
-
-    def __init__(self, pair: Pair, client: DecodeClient, prefill_done: Callable[[], None]) -> None:
-        self.pair = pair
-        self.client = client
-        self._prefill_done: Callable[[], None] | None = prefill_done
-
-    def prefill_done(self) -> None:
-        """The first token is here: the prefill pod is free again. Idempotent."""
-        if self._prefill_done is not None:
-            self._prefill_done()
-            self._prefill_done = None
+    refresh_s: float = 1.0
+    max_in_flight: int = 0
+    max_waiting: int = 256
+    patience_s: float = 30.0
+    pair_wait_s: float = 5.0
+    any_prefill: bool = False
+    breaker: BreakerTimes = field(default_factory=BreakerTimes)
 
 
-class PairSource(Protocol):
-    """Where the router gets its pairs. Static lists here; discovery is another implementation."""
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-    def readiness(self) -> Readiness: ...
-
-    def max_model_tokens(self) -> int:
-        """Smallest limit of any known pod on prompt + answer; 0 = none known."""
-        ...
-
-    def lease(self, avoid: Collection[Pair] = ()) -> AbstractContextManager[Lease]:
-        """A pair not in ``avoid`` if there is one, else one of those. Raises `NotReady`."""
-        ...
-
-    def suspect(self, pair: Pair) -> None:
-        """An attempt on ``pair`` failed: look again soon."""
-        ...
-
-
-@dataclass
-class _Decode:
-    """One decode pod as last seen."""
-
-    client: DecodeClient
-    status: DecodeStatus | None = None
-    problem: str = "not asked yet"
-    late_answers: int = 0
-    max_model_tokens: int = 0  # as last stated: a limit doesn't end with a lost status
-    look_again: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class StaticPairing:
-    """Fixed addresses; each decode pod is asked for its status about once a second."""
+class Pairing:
+    """Follows discovery and the decode pods, and hands out pairs. All methods run on the event loop."""
 
     def __init__(
         self,
-        decodes: Sequence[str],
-        prefills: Sequence[str] = (),
-        refresh_s: float = 1.0,
-        channel: ChannelConfig | None = None,
+        source: Source,
+        policy: Policy,
+        config: PairingConfig,
+        connect: Callable[[str], DecodeClient] = DecodeClient,
     ) -> None:
-        self._addresses = tuple(decodes)
-        self._prefills = frozenset(prefills)
-        self._refresh_s = refresh_s
-        self._channel = channel
-        self._decodes: dict[str, _Decode] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-        self._running: Counter[str] = Counter()  # attempts of this router, by address
-        self._picked: dict[Pair, int] = {}
+        self.draining = False
+        self._source = source
+        self._policy = policy
+        self._config = config
+        self._connect = connect
+        self._registry = Registry()
+        self._watches: dict[str, DecodeWatch] = {}
+        self._decodes: dict[str, PodRecord] = {}
+        self._prefills: dict[str, PodRecord] = {}
+        self._cells: list[Cell] = []
+        self._breakers: dict[Pair, Breaker] = {}
+        self._last_pick: dict[Pair, int] = {}
         self._picks = itertools.count(1)
+        self._loads = Loads()
+        self._admission: Admission[Lease] = Admission(config.max_waiting, config.patience_s)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._probe_timer: asyncio.TimerHandle | None = None
+        self._despair: asyncio.TimerHandle | None = None
+        self._hopeless = False  # no pair has been usable for longer than anybody should wait
 
     async def start(self) -> None:
-        """Ask every pod once (bounded), then keep asking in the background."""
-        self._decodes = {
-            address: _Decode(DecodeClient(address, self._channel)) for address in self._addresses
-        }
-        await asyncio.gather(*(self._ask(decode) for decode in self._decodes.values()))
-        self._tasks = [
-            asyncio.create_task(self._watch(address, decode), name=f"watch {address}")
-            for address, decode in self._decodes.items()
-        ]
+        """Look at every pod once (bounded), then keep looking in the background."""
+        self._registry.listen(self._on_pods)
+        self._spawn(keep_watching(self._source, self._registry))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_VIEW_S):
+                while not (self._registry.view.version or self._registry.view.problem):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        await asyncio.gather(*(watch.asked_once() for watch in self._watches.values()))
 
     async def stop(self) -> None:
+        for timer in (self._probe_timer, self._despair):
+            if timer is not None:
+                timer.cancel()
+        self._admission.fail(lambda: NotReady("the router is shutting down", stage="queue"))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for decode in self._decodes.values():
-            await decode.client.close()
+        await asyncio.gather(*(watch.close() for watch in self._watches.values()))
+
+    # -- what is known --------------------------------------------------------------------------------------
 
     def readiness(self) -> Readiness:
-        pairs: list[Pair] = []
         reasons: list[str] = []
-        for address, decode in sorted(self._decodes.items()):
-            found, why_not = self._pairs_of(address, decode)
-            pairs += found
-            reasons += why_not
-        return Readiness(tuple(pairs), tuple(reasons))
+        for address, watch in sorted(self._watches.items()):
+            problem = decode_problem(self._decodes[address], watch)
+            cells = [cell for cell in self._cells if cell.pair.decode == address]
+            whys = [problem] if problem else [why for cell in cells if (why := self._why_not(cell))]
+            reasons += [f"decode {address}: {why}" for why in whys]
+        if self._registry.view.problem:
+            reasons.append(self._registry.view.problem)
+        return Readiness(tuple(cell.pair for cell in self._usable()), tuple(reasons))
 
     def max_model_tokens(self) -> int:
-        stated = (decode.max_model_tokens for decode in self._decodes.values())
+        stated = (watch.max_model_tokens for watch in self._watches.values())
         return min((limit for limit in stated if limit), default=0)
 
-    @contextmanager
-    def lease(self, avoid: Collection[Pair] = ()) -> Iterator[Lease]:
-        seen = self.readiness()
-        if not seen.pairs:
-            why = "; ".join(seen.reasons) or "no decode pod is configured"
-            raise NotReady(f"no agreed pair: {why}", stage="pair")
-        pair = min(seen.pairs, key=lambda pair: (pair in avoid, self._load(pair), self._age(pair)))
-        self._picked[pair] = next(self._picks)
-        self._running.update((pair.decode, pair.prefill))
-        lease = Lease(
-            pair,
-            self._decodes[pair.decode].client,
-            lambda: self._running.subtract((pair.prefill,)),
+    def view(self) -> FleetView:
+        registry = self._registry.view
+        return FleetView(
+            version=registry.version,
+            problem=registry.problem,
+            pods=tuple(self._pod_views()),
+            pairs=tuple(
+                PairView(
+                    pair=cell.pair,
+                    state=cell.state,
+                    reason=self._why_not(cell),
+                    usable=not self._why_not(cell),
+                    breaker=self._breaker_state(cell.pair).value,
+                    in_flight=self._loads.on_pair(cell.pair),
+                )
+                for cell in self._cells
+            ),
+            waiting=self._admission.num_waiting,
+            in_flight=self._loads.in_flight(),
         )
+
+    def _pod_views(self) -> Iterator[PodView]:
+        for address, watch in sorted(self._watches.items()):
+            problem = decode_problem(self._decodes[address], watch)
+            load = self._decode_load(address)
+            yield self._pod_view(Role.DECODE, address, self._decodes[address], load, problem, watch)
+        loads = {cell.pair.prefill: self._prefill_load(cell) for cell in self._cells}
+        for address in sorted(loads.keys() | self._prefills.keys()):
+            record = self._prefills.get(address)
+            load = loads.get(address, Load(self._loads.total(address), 0))
+            yield self._pod_view(Role.PREFILL, address, record, load, "", None)
+
+    def _pod_view(
+        self,
+        role: Role,
+        address: str,
+        record: PodRecord | None,
+        load: Load,
+        problem: str,
+        watch: DecodeWatch | None,
+    ) -> PodView:
+        return PodView(
+            role=role,
+            address=address,
+            name=record.name if record else "",
+            state=record.state if record else None,
+            in_flight=self._loads.own(address),
+            in_use=load.in_use,
+            capacity=load.capacity,
+            problem=problem,
+            status=watch.status if watch else None,
+        )
+
+    # -- handing out pairs ----------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def lease(
+        self, prompt: tuple[int, ...], deadline: float, avoid: Collection[Pair] = ()
+    ) -> AsyncIterator[Lease]:
+        """See `PairSource.lease`."""
+        if self._hopeless:
+            raise self._not_ready()
+        lease = await self._admission.enter(lambda: self._take(prompt, avoid), deadline)
         try:
             yield lease
         finally:
-            lease.prefill_done()
-            self._running.subtract((pair.decode,))
+            lease.close()
 
-    def suspect(self, pair: Pair) -> None:
-        if (decode := self._decodes.get(pair.decode)) is not None:
-            decode.look_again.set()
+    def _take(self, prompt: tuple[int, ...], avoid: Collection[Pair]) -> Lease | None:
+        """Both pods of a pair or none: nothing here waits between the choice and the counting."""
+        now = asyncio.get_running_loop().time()
+        free = [c for c in self._candidates() if self._breaker(c.pair).admits(now)]
+        if not free:
+            return None
+        chosen = self._policy.choose([c for c in free if c.pair not in avoid] or free, prompt)
+        return self._lease(chosen.pair, now)
 
-    def _load(self, pair: Pair) -> int:
-        status = self._decodes[pair.decode].status
-        # The pod's own count lags by a refresh but sees other routers; ours is exact but partial.
-        reported = status.queued + status.running if status else 0
-        return max(self._running[pair.decode], reported) + self._running[pair.prefill]
+    def _candidates(self) -> Iterator[Candidate]:
+        for cell in self._cells:
+            decode, prefill = self._decode_load(cell.pair.decode), self._prefill_load(cell)
+            if not (cell.reason or decode.full or prefill.full):
+                yield Candidate(cell.pair, decode, prefill, self._last_pick.get(cell.pair, 0))
 
-    def _age(self, pair: Pair) -> int:
-        return self._picked.get(pair, 0)
+    def _lease(self, pair: Pair, now: float) -> Lease:
+        loop = asyncio.get_running_loop()
+        watch, breaker = self._watches[pair.decode], self._breaker(pair)
+        probe = breaker.enter()
+        self._last_pick[pair] = next(self._picks)
+        self._loads.enter(pair)
+        watch.enter()
 
-    def _pairs_of(self, address: str, decode: _Decode) -> tuple[list[Pair], list[str]]:
-        status = decode.status
-        if status is None:
-            return [], [f"decode {address}: {decode.problem}"]
-        if not status.ready:
-            return [], [f"decode {address}: {status.reason or 'not ready'}"]
-        peers = [p for p in status.peers if not self._prefills or p.address in self._prefills]
-        pairs = [Pair(address, peer.address) for peer in peers if peer.state == "agreed"]
-        reasons = [
-            f"decode {address}: prefill {peer.address} is {peer.state}: {peer.reason or 'no reason'}"
-            for peer in peers
-            if peer.state != "agreed"
+        def verdict(error: SluiceError | None) -> None:
+            if error is None:
+                breaker.passed(probe)
+                return
+            watch.look_again()
+            if counts_against_pair(error):
+                breaker.failed(probe, loop.time())
+
+        def prefill_done() -> None:
+            self._loads.leave_prefill(pair)
+            self._admission.pump()
+
+        def closed() -> None:
+            breaker.leave(probe)
+            self._loads.leave(pair)
+            self._admission.left(loop.time() - now)
+            watch.leave()
+            self._changed()
+
+        return Lease(pair, watch.client, prefill_done=prefill_done, verdict=verdict, closed=closed)
+
+    def _not_ready(self) -> NotReady:
+        why = "; ".join(self.readiness().reasons) or "no decode pod is known"
+        pause_s = self._opens_in_s() or self._config.refresh_s
+        return NotReady(f"no agreed pair: {why}", stage="pair", retry_after_s=pause_s)
+
+    def _decode_load(self, address: str) -> Load:
+        status = self._watches[address].status
+        capacity = self._config.max_in_flight or (status.capacity if status else 0)
+        return Load(self._loads.total(address), capacity)
+
+    def _prefill_load(self, cell: Cell) -> Load:
+        address, said = cell.pair.prefill, cell.peer.prefill if cell.peer else None
+        return Load(self._loads.total(address), said.capacity if said else 0)
+
+    # -- breakers -------------------------------------------------------------------------------------------
+
+    def _breaker(self, pair: Pair) -> Breaker:
+        if pair not in self._breakers:
+            self._breakers[pair] = Breaker(str(pair), self._config.breaker)
+        return self._breakers[pair]
+
+    def _breaker_state(self, pair: Pair) -> BreakerState:
+        return self._breakers[pair].state if pair in self._breakers else BreakerState.CLOSED
+
+    def _usable(self) -> list[Cell]:
+        return [cell for cell in self._cells if not self._why_not(cell)]
+
+    def _why_not(self, cell: Cell) -> str:
+        if cell.reason or cell.pair not in self._breakers:
+            return cell.reason
+        left_s = self._breakers[cell.pair].opens_in_s(asyncio.get_running_loop().time())
+        if left_s:
+            return f"prefill {cell.pair.prefill}: requests failed there, next try in {left_s:.1f} s"
+        return ""
+
+    def _opens_in_s(self) -> float:
+        """Until the next open breaker lets a probe through; 0 = none is open."""
+        now = asyncio.get_running_loop().time()
+        times = (breaker.opens_in_s(now) for breaker in self._breakers.values())
+        return min((left_s for left_s in times if left_s), default=0.0)
+
+    # -- changes --------------------------------------------------------------------------------------------
+
+    def _on_pods(self, view: RegistryView) -> None:
+        """Before this returns, no pod that has gone or drains can be picked."""
+        self._decodes, self._prefills = view.of(Role.DECODE), view.of(Role.PREFILL)
+        for address in self._decodes.keys() - self._watches.keys():
+            client = self._connect(address)
+            self._watches[address] = DecodeWatch(client, self._config.refresh_s, self._on_status)
+        for address in self._watches.keys() - self._decodes.keys():
+            self._spawn(self._watches.pop(address).retire())
+        self._changed()
+
+    def _on_status(self, watch: DecodeWatch) -> None:
+        if (status := watch.status) is not None:
+            self._loads.heard(watch.client.address, status.queued + status.running)
+            for peer in status.peers:
+                if peer.prefill is not None:
+                    in_use = peer.prefill.queued + peer.prefill.running
+                    self._loads.heard(peer.address, in_use)
+        self._changed()
+
+    def _changed(self) -> None:
+        """Draw the matrix anew, forget what is in it no more, and let those in who can go."""
+        self._cells = [
+            cell
+            for address, watch in sorted(self._watches.items())
+            for cell in cells_of(
+                self._decodes[address],
+                watch,
+                self._prefills,
+                any_prefill=self._config.any_prefill,
+            )
         ]
-        missing = sorted(self._prefills - {peer.address for peer in peers})
-        return pairs, reasons + [f"decode {address}: prefill {a} is unknown to it" for a in missing]
+        pairs = {cell.pair for cell in self._cells}
+        self._breakers = {p: breaker for p, breaker in self._breakers.items() if p in pairs}
+        self._last_pick = {p: pick for p, pick in self._last_pick.items() if p in pairs}
+        self._loads.forget_others(self._watches.keys() | {pair.prefill for pair in pairs})
+        self._set_timers()
+        self._admission.pump()
 
-    async def _watch(self, address: str, decode: _Decode) -> None:
-        pause_s = self._refresh_s
-        while True:
-            try:
-                async with asyncio.timeout(pause_s):
-                    await decode.look_again.wait()
-            except TimeoutError:
-                pass
-            decode.look_again.clear()
-            if await self._ask(decode):
-                pause_s = self._refresh_s
-            else:
-                pause_s = min(max(pause_s * 2, self._refresh_s), _MAX_BACKOFF_S)
+    def _set_timers(self) -> None:
+        """Look again when a breaker lets a probe through; end all waits when nothing has been usable for long."""
+        loop = asyncio.get_running_loop()
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
+            self._probe_timer = None
+        if opens_in_s := self._opens_in_s():
+            self._probe_timer = loop.call_later(opens_in_s, self._changed)
+        if self._usable():
+            self._hopeless = False
+            if self._despair is not None:
+                self._despair.cancel()
+                self._despair = None
+        elif self._despair is None and not self._hopeless:
+            self._despair = loop.call_later(self._config.pair_wait_s, self._give_up)
 
-    async def _ask(self, decode: _Decode) -> bool:
-        before = decode.status is not None
-        try:
-            decode.status = await decode.client.get_status(_STATUS_TIMEOUT_S)
-            decode.late_answers = 0
-            decode.max_model_tokens = decode.status.max_model_tokens
-        except DeadlineExceeded as error:
-            decode.late_answers += 1
-            decode.problem = str(error)
-            if decode.late_answers >= _LATE_ANSWERS:
-                decode.status = None
-        except SluiceError as error:
-            decode.status, decode.problem = None, str(error)
-        except Exception as error:  # a watcher that died would freeze the view for ever
-            decode.status, decode.problem = None, f"{type(error).__name__}: {error}"
-            _log.error("pairing_status_failed", exc_info=error)
-        after = decode.status is not None
-        if before != after:
-            _log.info("decode_seen" if after else "decode_lost", decode=decode.client.address)
-        return after
+    def _give_up(self) -> None:
+        self._despair, self._hopeless = None, True
+        self._admission.fail(self._not_ready)
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

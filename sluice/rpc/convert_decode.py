@@ -42,6 +42,9 @@ def generate_to_pb(call: GenerateCall) -> decode_pb2.GenerateRequest:
         prompt=call.prompt,
         sampling=sampling_to_pb(call.sampling),
         timeout_s=call.timeout_s,
+        decode_epoch=call.decode_epoch,
+        prefill_epoch=call.prefill_epoch,
+        agreement_digest=call.agreement_digest,
     )
 
 
@@ -53,6 +56,9 @@ def generate_from_pb(request: decode_pb2.GenerateRequest) -> GenerateCall:
         prompt=tuple(request.prompt),
         sampling=sampling_from_pb(request.sampling),
         timeout_s=request.timeout_s,
+        decode_epoch=Epoch(request.decode_epoch),
+        prefill_epoch=Epoch(request.prefill_epoch),
+        agreement_digest=request.agreement_digest,
     )
 
 

@@ -35,6 +35,7 @@ def status_to_pb(status: DecodeStatus) -> decode_pb2.GetStatusResponse:
             steps=status.acceptance.steps,
             collapsed=status.acceptance.collapsed,
         ),
+        capacity=status.capacity,
     )
 
 
@@ -53,6 +54,7 @@ def status_from_pb(status: decode_pb2.GetStatusResponse) -> DecodeStatus:
         acceptance=Acceptance(
             acceptance.drafts, acceptance.recent_tokens, acceptance.steps, acceptance.collapsed
         ),
+        capacity=status.capacity,
     )
 
 
@@ -66,6 +68,7 @@ def prefill_status_to_pb(status: PrefillStatus) -> prefill_pb2.GetPrefillStatusR
         paired=status.paired,
         attempts=status.attempts,
         pools=_pools_to_pb(status.pools),
+        capacity=status.capacity,
     )
 
 
@@ -79,6 +82,7 @@ def prefill_status_from_pb(status: prefill_pb2.GetPrefillStatusResponse) -> Pref
         paired=status.paired,
         attempts=status.attempts,
         pools=_pools_from_pb(status.pools),
+        capacity=status.capacity,
     )
 
 

@@ -21,10 +21,15 @@ from sluice.types import (
     Sampling,
 )
 
+_ANY_EPOCH = Epoch("")
+
 
 @dataclass(frozen=True)
 class GenerateCall:
-    """One attempt at one request on one pair. ``timeout_s`` is what is left of the deadline."""
+    """One attempt at one request on one pair. ``timeout_s`` is what is left of the deadline.
+
+    The epochs and the digest are what the caller believes about the pair; empty = it doesn't care.
+    """
 
     request_id: RequestId
     attempt_id: AttemptId
@@ -32,6 +37,9 @@ class GenerateCall:
     prompt: tuple[int, ...]
     sampling: Sampling
     timeout_s: float
+    decode_epoch: Epoch = _ANY_EPOCH
+    prefill_epoch: Epoch = _ANY_EPOCH
+    agreement_digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -142,6 +150,7 @@ class PrefillStatus:
     paired: int
     attempts: int
     pools: tuple[PoolStatus, ...] = ()
+    capacity: int = 0  # requests it computes at once; 0 = not stated
 
 
 @dataclass(frozen=True)
@@ -157,7 +166,7 @@ class CanaryStatus:
 
 @dataclass(frozen=True)
 class PeerStatus:
-    """One prefill as a decode pod sees it. ``state``: connecting, agreed, refused or lost.
+    """One prefill as a decode pod sees it. ``state``: connecting, agreed, refused, lost or draining.
 
     ``prefill`` is what it said of itself with its last ping.
     """
@@ -196,6 +205,7 @@ class DecodeStatus:
     pools: tuple[PoolStatus, ...] = ()
     retractions: int = 0  # running requests taken off for want of memory, since the start
     acceptance: Acceptance = field(default_factory=Acceptance)
+    capacity: int = 0  # requests it computes at once; 0 = not stated
 
 
 @dataclass(frozen=True)

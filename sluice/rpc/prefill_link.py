@@ -12,6 +12,8 @@ from sluice.rpc.channel import ChannelConfig
 from sluice.rpc.client import PrefillClient, RunCall
 from sluice.rpc.convert import endpoint_to_pb, failure_from_pb, layout_from_pb, layout_to_pb
 from sluice.rpc.convert_attempt import complete_from_pb, start_to_pb
+from sluice.rpc.convert_status import prefill_status_from_pb
+from sluice.rpc.messages import PrefillStatus
 from sluice.transfer.messages import AttemptComplete, AttemptStart
 from sluice.transfer.plane import Endpoint
 from sluice.types import AttemptId, Epoch
@@ -29,10 +31,11 @@ class HandshakeAnswer:
 
 @dataclass(frozen=True)
 class PingAnswer:
-    """``paired`` is False when prefill knows no pairing with the asker's epoch."""
+    """``paired`` is False when prefill knows no pairing with the asker's epoch; ``status`` is its own word."""
 
     epoch: Epoch
     paired: bool
+    status: PrefillStatus | None
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,8 @@ class PrefillLink:
 
     async def ping(self, epoch: Epoch, timeout_s: float) -> PingAnswer:
         answer = await self._client.ping(prefill_pb2.PingRequest(epoch=epoch), timeout_s)
-        return PingAnswer(Epoch(answer.epoch), answer.paired)
+        status = prefill_status_from_pb(answer.status) if answer.HasField("status") else None
+        return PingAnswer(Epoch(answer.epoch), answer.paired, status)
 
     async def drain(
         self, epoch: Epoch, attempts: tuple[AttemptId, ...], timeout_s: float

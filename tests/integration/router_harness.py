@@ -18,8 +18,7 @@ from grpc import aio
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from services.router.app import create_app
-from services.router.pairing import StaticPairing
-from services.router.settings import RouterSettings
+from services.router.settings import RouterSettings, make_pairing
 from sluice.rpc.convert_decode import event_to_pb, generate_from_pb
 from sluice.rpc.convert_status import status_to_pb
 from sluice.rpc.messages import (
@@ -216,11 +215,11 @@ async def router_over(
                 "model_name": MODEL,
                 "decodes": tuple(addresses),
                 "prefills": (),
+                "pair_wait_s": 0.2,
                 **settings,
             }
         )
-        pairing = StaticPairing(chosen.decodes, chosen.prefills, chosen.refresh_s)
-        app = create_app(chosen, tokenizer or TOKENIZER, pairing, template)
+        app = create_app(chosen, tokenizer or TOKENIZER, make_pairing(chosen), template)
         url = await stack.enter_async_context(_http_server(app))
         client = httpx.AsyncClient(base_url=url, timeout=20.0, trust_env=False)
         await stack.enter_async_context(client)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,7 +73,7 @@ def error_response(error: SluiceError) -> JSONResponse:
     """The status of `sluice.errors`, and whether trying again can help (as openai-python reads it)."""
     headers = {"x-should-retry": "true" if error.retryable else "false"}
     if error.http_status in (429, 503):
-        headers["retry-after"] = str(_RETRY_AFTER_S)
+        headers["retry-after"] = str(math.ceil(error.retry_after_s or _RETRY_AFTER_S))
     return JSONResponse(error_body(error).model_dump(), error.http_status, headers)
 
 

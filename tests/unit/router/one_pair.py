@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
@@ -13,7 +13,8 @@ import httpx
 from fastapi import FastAPI
 
 from services.router.app import create_app
-from services.router.pairing import Lease, Pair, Readiness
+from services.router.fleet import FleetView, Pair
+from services.router.lease import Lease, Readiness
 from services.router.settings import RouterSettings
 from sluice.rpc.client import DecodeClient
 from sluice.rpc.messages import Finished, GenerateCall, Tokens
@@ -50,6 +51,7 @@ class OnePair:
 
     def __init__(self, decode: StubDecode) -> None:
         self._decode = decode
+        self.draining = False
 
     async def start(self) -> None: ...
 
@@ -61,11 +63,14 @@ class OnePair:
     def max_model_tokens(self) -> int:
         return 200
 
-    @contextmanager
-    def lease(self, avoid: Collection[Pair] = ()) -> Iterator[Lease]:
-        yield Lease(_PAIR, cast("DecodeClient", self._decode), lambda: None)
+    def view(self) -> FleetView:
+        return FleetView(version=1, problem="", pods=(), pairs=(), waiting=0, in_flight=0)
 
-    def suspect(self, pair: Pair) -> None: ...
+    @asynccontextmanager
+    async def lease(
+        self, prompt: tuple[int, ...], deadline: float, avoid: Collection[Pair] = ()
+    ) -> AsyncIterator[Lease]:
+        yield Lease(_PAIR, cast("DecodeClient", self._decode))
 
 
 def app_over(

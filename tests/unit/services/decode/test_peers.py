@@ -11,9 +11,11 @@ import pytest
 import pytest_asyncio
 
 import services.decode.peers
-from services.decode.peers import RESERVING, Held, Peers, PeerState, PeerTimes
+from services.decode.peer import Held, PeerState, PeerTimes
+from services.decode.peers import RESERVING, Peers
 from sluice.errors import NotReady, Overloaded, PeerLost
 from sluice.layout.negotiate import Agreement, negotiate
+from sluice.rpc.messages import PrefillStatus
 from sluice.rpc.prefill_link import DrainAnswer, HandshakeAnswer, PingAnswer
 from sluice.transfer.grant import GrantState, new_grant
 from sluice.transfer.plane import Endpoint
@@ -41,6 +43,8 @@ class StubLink:
     drained: tuple[AttemptId, ...] = ()
     drain_calls: int = 0
     silent: bool = False
+    status: PrefillStatus | None = None
+    closed: int = 0
 
     async def handshake(self, *_: Any, **__: Any) -> HandshakeAnswer:
         if self.silent:
@@ -52,14 +56,14 @@ class StubLink:
     async def ping(self, *_: Any) -> PingAnswer:
         if self.silent:
             raise PeerLost("silent")
-        return PingAnswer(self.epoch, True)
+        return PingAnswer(self.epoch, True, self.status)
 
     async def drain(self, *_: Any) -> DrainAnswer:
         self.drain_calls += 1
         return DrainAnswer(self.epoch, self.drained)
 
     async def close(self) -> None:
-        pass
+        self.closed += 1
 
 
 @dataclass

@@ -1,0 +1,66 @@
+"""The agreement matrix: every decode pod with every prefill pod, what stands between them, and who is usable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from services.discovery.registry import PodRecord, PodState
+from services.router.fleet import Pair
+from services.router.watch import DecodeWatch
+from sluice.rpc.messages import PeerStatus
+from sluice.types import Epoch
+
+_PLATFORM = {
+    PodState.STARTING: "discovery doesn't call it ready",
+    PodState.DRAINING: "discovery says that it is being removed",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``reason`` is empty exactly when requests may go there, breakers aside. ``peer``: decode's word on prefill."""
+
+    pair: Pair
+    state: str
+    reason: str
+    peer: PeerStatus | None
+
+
+def decode_problem(record: PodRecord, watch: DecodeWatch) -> str:
+    """Why no request may go to this decode pod, whatever the prefill; empty when one may."""
+    if record.state is not PodState.READY:
+        return _PLATFORM[record.state]
+    if watch.status is None:
+        return watch.problem
+    return "" if watch.status.ready else watch.status.reason or "not ready"
+
+
+def cells_of(
+    record: PodRecord,
+    watch: DecodeWatch,
+    prefills: Mapping[str, PodRecord],
+    *,
+    any_prefill: bool,
+) -> Iterator[Cell]:
+    """One row. ``any_prefill``: also those that only this decode pod names."""
+    problem = decode_problem(record, watch)
+    status = watch.status
+    peers = {peer.address: peer for peer in status.peers} if status else {}
+    for address in sorted(set(prefills) | (set(peers) if any_prefill else set())):
+        peer = peers.get(address)
+        if peer is None or status is None:
+            why = problem or f"prefill {address} is unknown to it"
+            yield Cell(Pair(record.address, address), "unknown", why, None)
+            continue
+        pair = Pair(record.address, address, status.epoch, Epoch(peer.epoch), peer.agreement_digest)
+        why = problem or _prefill_problem(prefills.get(address), peer)
+        yield Cell(pair, peer.state, why, peer)
+
+
+def _prefill_problem(record: PodRecord | None, peer: PeerStatus) -> str:
+    if peer.state != "agreed":
+        return f"prefill {peer.address} is {peer.state}: {peer.reason or 'no reason'}"
+    if record is not None and record.state is not PodState.READY:
+        return f"prefill {peer.address}: {_PLATFORM[record.state]}"
+    return ""
