@@ -97,7 +97,7 @@ class Scene:
 @pytest_asyncio.fixture
 async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
     link, canary = StubLink(), Canary()
-    monkeypatch.setattr(services.decode.peers, "PrefillLink", lambda address: link)
+    monkeypatch.setattr(services.decode.peers, "PrefillLink", lambda *_: link)
 
     async def listening(self: Peers, address: str) -> bool:
         return False
