@@ -1,4 +1,5 @@
-"""Random lives of many requests: every row still read holds what was written, and nothing leaks.
+"""Random lives of many requests in every family's memory: every row still read holds what was written,
+and nothing leaks.
 
 A model run is imitated: each forward writes, into every component, a number that names the request
 and the logical row. After each step every live row of every open request must still hold its number,
@@ -22,28 +23,27 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sluice.config import PoolMode
 from sluice.errors import Overloaded
 from sluice.layout.component import Component, Coverage, Space
 from sluice.layout.span import live_ordinals
+from sluice.pools.backup import StateBackup, back_up, restore
 from sluice.pools.base import RequestTables
 from sluice.types import RequestId
-from tests.unit.pools.dsv4_needs import (
+from tests.unit.pools.dsv4_needs import physical
+from tests.unit.pools.family_memories import (
+    FAMILIES,
     PAGE_TOKENS,
-    VERIFY_TOKENS,
-    WINDOW,
-    memory,
-    physical,
-    read_rows,
-    write_rows,
+    FamilyMemory,
+    mark_rows,
+    read_marks,
 )
 
 MAX_TOKENS = 700
-MARK = 8  # bfloat16 keeps small integers exactly: marks are (request * 29 + ordinal) % 251
 
 
-def mark(number: int, ordinal: int) -> float:
-    return float((number * 29 + ordinal * 7) % 251 + 1)
+def mark(number: int, ordinal: int) -> int:
+    """Neighbours differ, requests differ, and 0, which fresh memory holds, is nobody's."""
+    return (number * 29 + ordinal * 7) % 251 + 1
 
 
 @dataclass
@@ -55,16 +55,16 @@ class Life:
     max_tokens: int
     committed: int = 0
     quarantined: bool = False
+    backup: StateBackup | None = None  # while retracted
 
 
 class MemoryMachine(RuleBasedStateMachine):
-    mode: PoolMode
-
     lives = Bundle("lives")
 
-    def __init__(self) -> None:
+    def __init__(self, family: FamilyMemory) -> None:
         super().__init__()
-        self.memory = memory(self.mode, num_pages=20, num_window_pages=9, num_slots=4)
+        self.memory, self.verify_tokens = family.build()
+        self.window = max(one.window_tokens for one in self.memory.components())
         self.open: list[Life] = []
         self.count = 0
 
@@ -85,17 +85,18 @@ class MemoryMachine(RuleBasedStateMachine):
     def prefill(self, life: Life, chunk: int) -> None:
         stop = min(life.committed + chunk, life.max_tokens)
         if self.runs(life) and stop > life.committed:
-            self.memory.extend(life.tables, stop, live_from=max(0, stop - WINDOW))
+            self.memory.extend(life.tables, stop, live_from=max(0, stop - self.window))
             self.write(life, life.committed, stop, lowest_commit=stop)
             self.commit(life, stop)
 
-    @rule(life=lives, drafts=st.integers(0, VERIFY_TOKENS - 1), accepted=st.integers(0, 3))
+    @rule(life=lives, drafts=st.integers(0, 5), accepted=st.integers(0, 5))
     def decode(self, life: Life, drafts: int, accepted: int) -> None:
         if not self.runs(life) or not 0 < life.committed < life.max_tokens:
             return
+        drafts = min(drafts, self.verify_tokens - 1)
         stop = life.committed + 1 + drafts
         self.memory.extend(life.tables, stop)
-        lowest = max(life.committed, stop - VERIFY_TOKENS + 1)
+        lowest = max(life.committed, stop - self.verify_tokens + 1)
         self.write(life, life.committed, stop, lowest_commit=lowest)
         self.commit(life, min(life.committed + 1 + min(accepted, drafts), life.max_tokens))
 
@@ -103,10 +104,30 @@ class MemoryMachine(RuleBasedStateMachine):
     def receive(self, life: Life, length: int) -> None:
         """A decode pod maps only the tail, and a peer writes exactly the live rows."""
         if self.runs(life) and life.committed == 0 and length <= life.max_tokens:
-            self.memory.extend(life.tables, length, live_from=max(0, length - WINDOW))
+            self.memory.extend(life.tables, length, live_from=max(0, length - self.window))
             for component in self.memory.components():
                 self.put(life, component, live_ordinals(component, length))
-            life.committed = length
+            life.committed = life.tables.kv_len = length
+
+    @rule(life=lives)
+    def retract(self, life: Life) -> None:
+        """Under memory pressure: to the host, and everything else given back."""
+        if self.runs(life) and life.committed > 0:
+            life.backup = back_up(self.memory, life.tables)
+            self.memory.close(life.tables)
+            self.open.remove(life)
+
+    @rule(life=lives)
+    def come_back(self, life: Life) -> None:
+        if life.backup is None or not self.memory.can_open(life.max_tokens):
+            return
+        life.tables = self.memory.open(life.tables.request_id, life.max_tokens)
+        self.open.append(life)
+        live_from = max(0, life.committed - self.window)
+        self.memory.extend(life.tables, life.committed, live_from=live_from)
+        restore(self.memory, life.backup, life.tables)
+        life.backup = None
+        assert life.tables.kv_len == life.committed
 
     @rule(life=lives)
     def quarantine(self, life: Life) -> None:
@@ -136,7 +157,7 @@ class MemoryMachine(RuleBasedStateMachine):
         slots = [life.tables.slot for life in self.open]
         pages = [page for life in self.open for page in life.tables.pages]
         owned = [slots, pages]
-        if self.mode is PoolMode.PAGED:
+        if any(one.space is Space.WINDOW_PAGE for one in self.memory.components()):
             owned.append(
                 [
                     page
@@ -156,7 +177,7 @@ class MemoryMachine(RuleBasedStateMachine):
                 ordinals = live_ordinals(component, life.committed)
                 rows = physical(component, life.tables, ordinals)
                 expected = [mark(life.number, ordinal) for ordinal in ordinals]
-                for values in read_rows(self.memory, component, rows):
+                for values in read_marks(self.memory, component, rows):
                     assert values == expected, f"{component.name} of request {life.number}"
 
     def teardown(self) -> None:
@@ -183,27 +204,20 @@ class MemoryMachine(RuleBasedStateMachine):
         for component in self.memory.components():
             if component.coverage is Coverage.LAST:
                 self.put(life, component, live_ordinals(component, committed))
-        life.committed = committed
+        life.committed = life.tables.kv_len = committed
         self.memory.advance(life.tables, committed)
 
     def put(self, life: Life, component: Component, ordinals: range) -> None:
         rows = physical(component, life.tables, ordinals)
         assert len(set(rows)) == len(rows), f"{component.name}: one row for two tokens"
-        write_rows(
+        mark_rows(
             self.memory, component, rows, [mark(life.number, ordinal) for ordinal in ordinals]
         )
 
 
-class PagedMachine(MemoryMachine):
-    mode = PoolMode.PAGED
-
-
-class UnifiedMachine(MemoryMachine):
-    mode = PoolMode.UNIFIED
-
-
-@pytest.mark.parametrize("machine", [PagedMachine, UnifiedMachine])
-def test_random_lives(machine: type[MemoryMachine]) -> None:
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_random_lives(family: FamilyMemory) -> None:
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=15, stateful_step_count=30, deadline=None)
+        lambda: MemoryMachine(family),
+        settings=settings(max_examples=30, stateful_step_count=40, deadline=None),
     )
