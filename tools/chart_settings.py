@@ -21,7 +21,7 @@ from services.router.settings import RouterSettings
 SCHEMA = Path(__file__).parent.parent / "deploy/helm/sluice/values.schema.json"
 # What the chart sets from values of its own; the rest is the user's, under `settings` or `engine`.
 OF_THE_CHART = frozenset(
-    """model_dir model_name listen advertise metrics_listen drain_s peers decodes prefills
+    """model_dir model_name listen advertise metrics_listen health_listen drain_s peers decodes prefills
     discovery discovery_file discovery_namespace discovery_selector
     tls_cert tls_key tls_ca http_tls_cert http_tls_key api_keys_file""".split()
 )

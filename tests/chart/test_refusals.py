@@ -20,6 +20,7 @@ CONTRADICTIONS = {
     "httpRoute: {enabled: true}": "httpRoute.parentRefs is empty",
     "ingress: {enabled: true}": "ingress.hosts is empty",
     "metrics: {enabled: false, podMonitor: {enabled: true}}": "there would be nothing to scrape",
+    "{metrics: {podMonitor: {enabled: true}}, auth: {secret: keys}}": "auth.clientSecret is empty",
     "serviceAccount: {create: false}": "serviceAccount.name is empty",
     'minimumKubernetes: "1.99"': "the chart needs 1.99 or newer",
     "decode: {drain: {graceSeconds: 20}}": "decode.drain.graceSeconds is 20, less than preStopSeconds + seconds = 35",

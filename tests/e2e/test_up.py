@@ -16,6 +16,8 @@ import httpx
 import psutil
 import pytest
 
+from sluice.cli.__main__ import main
+
 pytestmark = [pytest.mark.e2e, pytest.mark.nixl, pytest.mark.slow]
 _READY_S = 90.0
 
@@ -83,6 +85,26 @@ def test_it_serves_and_stops_in_order(tmp_path: Path, model_dir: Path) -> None:
         stops = re.findall(r"(\w+): stopped", up.out.read_text())
         assert stops == ["router", "decode", "prefill"]
         assert "Traceback" not in up.err.read_text()
+
+
+def test_pairs_are_proven_from_the_command_line(
+    tmp_path: Path, model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with _up(tmp_path, model_dir) as up:
+        url = up.wait_ready()
+        assert main(["pair", "--router", url, "--complete", "--json"]) == 0
+        pair, completion = json.loads(capsys.readouterr().out)
+        prefill, decode = pair["what"].split(" -> ")
+        assert "digests equal" in pair["detail"]
+        assert completion["detail"].startswith("8 tokens")
+        assert main(["pair", "--decode", decode, "--prefill", prefill]) == 0
+        capsys.readouterr()
+        up.children()["prefill"].kill()
+        assert main(["pair", "--decode", decode, "--prefill", prefill, "--timeout-s", "5"]) == 1
+        assert capsys.readouterr().out.startswith(f"FAIL {prefill} -> {decode}")
+        assert up.process.wait(timeout=30) == 2
+    assert main(["pair", "--router", url, "--complete"]) == 2  # nobody is there any more
+    assert "no router answers" in capsys.readouterr().err
 
 
 def test_a_child_that_dies_takes_the_rest_down_and_is_named(

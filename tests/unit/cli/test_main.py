@@ -9,7 +9,7 @@ import pytest
 from sluice.cli.__main__ import build_parser, main
 
 
-@pytest.mark.parametrize("command", ["up", "ab", "layout", "explain"])
+@pytest.mark.parametrize("command", ["up", "ab", "layout", "explain", "pair", "preflight"])
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])

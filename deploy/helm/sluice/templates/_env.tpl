@@ -25,6 +25,9 @@
 - {name: {{ $prefix }}TLS_CERT, value: /etc/sluice/tls/tls.crt}
 - {name: {{ $prefix }}TLS_KEY, value: /etc/sluice/tls/tls.key}
 - {name: {{ $prefix }}TLS_CA, value: /etc/sluice/tls/ca.crt}
+{{- if $isPod }}
+- {name: {{ $prefix }}HEALTH_LISTEN, value: "0.0.0.0:{{ $root.Values.tls.healthPort }}"}
+{{- end }}
 {{- end }}
 {{- if and (not $isPod) $root.Values.tls.http.secret }}
 - {name: {{ $prefix }}HTTP_TLS_CERT, value: /etc/sluice/https/tls.crt}

@@ -38,6 +38,9 @@ spec:
         - {name: http, containerPort: {{ $role.port }}, protocol: TCP}
         {{- else }}
         - {name: grpc, containerPort: {{ $role.port }}, protocol: TCP}
+        {{- if $root.Values.tls.enabled }}
+        - {name: health, containerPort: {{ $root.Values.tls.healthPort }}, protocol: TCP}
+        {{- end }}
         {{- if $root.Values.metrics.enabled }}
         - {name: metrics, containerPort: {{ $root.Values.metrics.port }}, protocol: TCP}
         {{- end }}
@@ -103,7 +106,7 @@ command: [python, -m, services.{{ .name }}]
 {{- end }}
 {{- if and .role.preflight.enabled (ne .name "router") }}
 - name: preflight
-  command: [sluice, preflight, --role, {{ .name }}{{ with $root.Values.model.weightsDigest }}, --weights-digest, {{ . | quote }}{{ end }}{{ if .role.rdma.enabled }}, --rdma{{ end }}{{ if $root.Values.imex.enabled }}, --imex{{ end }}]
+  command: [sluice, preflight, --role, {{ .name }}{{ with $root.Values.model.digest }}, --digest, {{ . | quote }}{{ end }}{{ if .role.rdma.enabled }}, --rdma{{ end }}{{ if $root.Values.imex.enabled }}, --imex{{ end }}]
   {{- include "sluice.containerBase" . | nindent 2 }}
 {{- end }}
 {{- with .role.initContainers }}

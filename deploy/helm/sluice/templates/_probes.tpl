@@ -14,16 +14,13 @@ readinessProbe:
 {{- end }}
 
 {{- define "sluice.probe" -}}
+{{- $port := .role.port }}
+{{- if .root.Values.tls.enabled }}{{ $port = .root.Values.tls.healthPort }}{{ end }}
 {{- if eq .name "router" -}}
 httpGet: {path: {{ ternary "/ready" "/health" (eq .ready true) }}, port: http, scheme: {{ ternary "HTTPS" "HTTP" (ne .root.Values.tls.http.secret "") }}}
-{{- else if eq (include "sluice.probeKind" .) "grpc" -}}
-grpc: {port: {{ .role.port }}{{ with .service }}, service: {{ . }}{{ end }}}
+{{- else if eq .role.probes.kind "grpc" -}}
+grpc: {port: {{ $port }}{{ with .service }}, service: {{ . }}{{ end }}}
 {{- else -}}
-exec: {command: [python, -m, sluice.rpc.probe, "127.0.0.1:{{ .role.port }}"{{ with .service }}, {{ . }}{{ end }}]}
+exec: {command: [python, -m, sluice.rpc.probe, "127.0.0.1:{{ $port }}"{{ with .service }}, {{ . }}{{ end }}]}
 {{- end }}
-{{- end }}
-
-{{/* The kubelet's gRPC probe has no client certificate. */}}
-{{- define "sluice.probeKind" -}}
-{{- if .root.Values.tls.enabled }}exec{{ else }}{{ .role.probes.kind }}{{ end }}
 {{- end }}

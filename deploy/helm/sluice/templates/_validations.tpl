@@ -41,6 +41,9 @@
 {{- if and .Values.ingress.enabled (not .Values.ingress.hosts) }}
 {{- $problems = append $problems "ingress is enabled, but ingress.hosts is empty. Give at least one host." }}
 {{- end }}
+{{- if and .Values.metrics.podMonitor.enabled .Values.auth.secret (not .Values.auth.clientSecret) }}
+{{- $problems = append $problems "metrics.podMonitor is enabled and the router asks for API keys, but auth.clientSecret is empty: the router would refuse the scrape. Name a Secret with an operator's key." }}
+{{- end }}
 {{- if and .Values.metrics.podMonitor.enabled (not .Values.metrics.enabled) }}
 {{- $problems = append $problems "metrics.podMonitor is enabled, but metrics.enabled is false: there would be nothing to scrape." }}
 {{- end }}
