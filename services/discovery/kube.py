@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -61,7 +62,6 @@ class KubernetesSource:
                     await self._follow(api, registry)
             except _Expired:
                 _log.info("discovery_relists")
-                continue
             except Exception as error:  # whatever it was: the loop must go on, and say it
                 registry.trouble(f"discovery by the Kubernetes API: {_short(error)}")
             pause_s = _FIRST_PAUSE_S if registry.view.version > before else pause_s
@@ -79,7 +79,7 @@ class KubernetesSource:
         except config.ConfigException:
             try:
                 await config.load_kube_config(  # type: ignore[no-untyped-call]
-                    client_configuration=settings
+                    config_file=os.environ.get("KUBECONFIG"), client_configuration=settings
                 )
             except config.ConfigException as error:
                 raise ConfigError(
