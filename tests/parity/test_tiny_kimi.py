@@ -15,14 +15,16 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import KimiLinearForCausalLM
 
-from sluice.config import PoolConfig
+from sluice.config import EngineConfig, PoolConfig, SpecConfig
+from sluice.engine.build import build_engine
 from sluice.models.base import ForwardBatch, Segment
 from sluice.models.capture import HiddenCapture
 from sluice.models.dspark.model import DSparkDraft
 from sluice.models.kimi_linear.model import KimiLinearTarget
 from sluice.models.registry import load_model
 from sluice.pools.memory import build_memory
-from sluice.types import RequestId
+from sluice.types import Request, RequestId, Role, Sampling
+from tests.unit.engine.driving import Story, run_all
 from tests.unit.models.dspark.naive import NaiveDraft
 from tests.unit.models.kimi_linear.tiny import Driver
 from tools.measure_tiny_kimi import emitted_per_step
@@ -145,6 +147,28 @@ def test_greedy_drafts_stand_well_above_one(shipped: Shipped) -> None:
         drafts = draft.greedy(draft.context(shipped.trained.streams(ids)), ids, anchors)[0]
     steps = emitted_per_step(drafts, ids[0, length:])
     assert sum(steps) / len(steps) >= LEAST_TOKENS_A_STEP
+
+
+def test_speculation_with_the_trained_draft_changes_no_token() -> None:
+    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    words = OPENING.split()
+    requests = [
+        Request(
+            RequestId(f"r{cut}"),
+            (0, *tokenizer.encode(" ".join(words[:cut]), add_special_tokens=False).ids),
+            Sampling(max_tokens=60, ignore_eos=True),
+        )
+        for cut in (1, 5, 11, len(words))
+    ]
+
+    def served(spec: SpecConfig | None) -> dict[RequestId, Story]:
+        core = build_engine(FOLDER, Role.AGGREGATED, PoolConfig(), spec, EngineConfig())
+        return run_all(core, requests)
+
+    drafted, plain = served(None), served(SpecConfig(0))
+    assert {n: s.tokens for n, s in drafted.items()} == {n: s.tokens for n, s in plain.items()}
+    accepted = [n for story in drafted.values() for n in story.accepted if n is not None]
+    assert sum(accepted) / len(accepted) >= LEAST_TOKENS_A_STEP - 1
 
 
 def test_file_holds_exactly_the_published_tensors(shipped: Shipped) -> None:
