@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sluice.config import EngineConfig, PoolConfig, SpecConfig
 from sluice.engine.core import EngineCore
+from sluice.engine.ranks import LeadingCore
 from sluice.grammar.compiler import grammars_of
 from sluice.models.registry import load_model
 from sluice.parallel.group import SINGLE, Parallel
@@ -28,8 +29,8 @@ def build_engine(
 
     ``spec`` None speculates as the checkpoint's draft was made for. The draft is loaded when the
     checkpoint has one and ``spec.steps > 0``; rings are sized by ``spec`` in any case, so that a pod
-    without a draft still agrees on them with one that has it. Ranks that share the model each build one,
-    with the same settings. Raises ``ConfigError`` and its children.
+    without a draft still agrees on them with one that has it. Ranks that share the model each build one
+    with the same settings, the first of them a ``LeadingCore``. Raises ``ConfigError`` and its children.
     """
     wanted = spec is None or spec.steps > 0
     loaded = load_model(model_dir, device=pool.device, dtype=dtype, draft=wanted, parallel=parallel)
@@ -41,6 +42,5 @@ def build_engine(
     memory = build_memory(needs, pool, spec.verify_tokens)
     info = loaded.target.info
     grammars = grammars_of(model_dir, info.vocab_size, info.eos_token_ids)
-    return EngineCore(
-        role, loaded.target, loaded.draft, memory, spec, config, pool, grammars, parallel
-    )
+    core = LeadingCore if parallel.size > 1 and parallel.rank == 0 else EngineCore
+    return core(role, loaded.target, loaded.draft, memory, spec, config, pool, grammars, parallel)

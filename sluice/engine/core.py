@@ -43,6 +43,7 @@ from sluice.errors import (
     ConfigError,
     IllegalTransition,
     InternalError,
+    RankLost,
     SluiceError,
 )
 from sluice.grammar.compiler import NO_GRAMMARS, Grammars
@@ -211,9 +212,7 @@ class EngineCore:
         self._close(request)
 
     def quarantine(self, request_id: RequestId) -> None:
-        """Take a reservation's items out of use while the peer may still write them; ``release``
-        ends it.
-        """
+        """Take a reservation's items out of use while the peer may write them; ``release`` ends it."""
         self._scheduler.quarantine(self._known(request_id))
 
     def retract(self, request_id: RequestId) -> None:
@@ -249,6 +248,8 @@ class EngineCore:
         self._steps += 1
         try:
             result = self._runner.execute(plan)
+        except RankLost:  # no request's fault: this engine is done for
+            raise
         except Exception as error:
             log.exception("step %d failed: %s", self._steps, plan.describe())
             self._fail_batch(plan, error)

@@ -32,6 +32,7 @@ from sluice.errors import (
     DeadlineExceeded,
     InternalError,
     PoolError,
+    RankLost,
     SluiceError,
 )
 from sluice.types import Logprobs, Request, RequestId, Role, TokenEvent
@@ -164,9 +165,7 @@ class EngineFacade:
         await self._call(lambda core: core.release(request_id))
 
     async def quarantine(self, request_id: RequestId) -> None:
-        """Set a reservation's items apart while its peer may still write them; ``release()`` ends
-        it.
-        """
+        """Set a reservation's items apart while its peer may still write; ``release()`` ends it."""
         await self._call(lambda core: core.quarantine(request_id))
 
     async def retract(self, request_id: RequestId) -> None:
@@ -176,6 +175,10 @@ class EngineFacade:
         Raises ``IllegalTransition`` unless the request is running.
         """
         await self._call(lambda core: core.retract(request_id))
+
+    def fail(self, error: RankLost) -> None:
+        """From any thread: a rank is gone. The step thread dies of it, after the step that runs."""
+        self._commands.put(_Command(lambda _: _raise(error), None))
 
     async def stats(self) -> EngineStats:
         """As of now: waits for the step that runs."""
@@ -266,6 +269,8 @@ class EngineFacade:
     def _dead(self) -> SluiceError:
         if self.failed is None:
             return Aborted("the engine has stopped")
+        if isinstance(self.failed, RankLost):
+            return self.failed
         error = InternalError(f"the step thread died: {self.failed!r}", stage="engine")
         error.__cause__ = self.failed
         return error
@@ -351,7 +356,7 @@ class EngineFacade:
         refused: SluiceError | None = None
         try:
             result = command.run(self._core)
-        except PoolError:
+        except (PoolError, RankLost):
             raise
         except SluiceError as error:
             refused = error
@@ -387,3 +392,7 @@ def _accept(future: asyncio.Future[T], result: T) -> None:
 def _reject(future: asyncio.Future[T], error: SluiceError) -> None:
     if not future.done():
         future.set_exception(error)
+
+
+def _raise(error: Exception) -> None:
+    raise error

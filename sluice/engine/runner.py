@@ -122,9 +122,10 @@ class Runner:
         if not rows:
             return StepResult((), tuple(PrefillResult(prompt_logprobs=each) for each in scores))
         logits_RV = self._logits(hidden[rows])
-        # Ranks see the same logits, but one of them decides: a tie that another breaks otherwise would
-        # part their requests for good.
-        return self._parallel.decide(lambda: self._verdicts(plan, proposals, logits_RV, scores))
+        result = self._verdicts(plan, proposals, logits_RV, scores)
+        # Ranks see the same logits and all follow their grammars, but one's word counts: a tie that
+        # another breaks otherwise would part their requests for good.
+        return self._parallel.decide(lambda: result)
 
     def _verdicts(
         self,
