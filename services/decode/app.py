@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
+from services.decode.acceptance import AcceptanceLimits, AcceptanceWatch
 from services.decode.attempts import Attempts
 from services.decode.canary import Canary
+from services.decode.metering import DecodeMetrics
+from services.decode.peer import PeerTimes
 from services.decode.peers import Peers
 from services.decode.readiness import Readiness
 from services.decode.servicer import DecodeServicer
 from services.decode.settings import DecodeSettings
 from services.discovery.registry import Registry, keep_watching
 from services.pod import open_pod, stop_on_signals
+from services.pod_metrics import served
 from sluice.rpc.channel import ChannelConfig
 from sluice.rpc.server import RpcServer, ServerConfig
 from sluice.rpc.tls import PeerRole
@@ -36,19 +40,31 @@ async def serve(settings: DecodeSettings) -> None:
             pod.epoch,
             pod.endpoint,
             allow_missing_draft=settings.allow_missing_draft,
+            times=PeerTimes(canary_every_s=settings.canary_every_s),
             channel=ChannelConfig(tls=tls),
         )
+        acceptance = AcceptanceWatch(
+            pod.info.layout.spec.steps > 0,
+            AcceptanceLimits(collapse_below=settings.acceptance_alarm_tokens),
+        )
+        metrics = DecodeMetrics(acceptance)
+        peers.on_refused = lambda refusal: metrics.refused(refusal.causes())
         attempts = Attempts(
             pod.engine,
             pod.memory,
             peers,
             pod.epoch,
             pod.faults,
+            metrics,
             want_digests=settings.verify_digests,
         )
-        canary = Canary(attempts, pod.info.layout, pod.vocab_size)
+        canary = Canary(
+            attempts, pod.info.layout, pod.vocab_size, metrics, settings.canary_floor_bytes_s
+        )
         peers.prove = canary.run
         readiness = Readiness(pod, peers, settings.max_quarantined_share)
+        metrics.watch(pod, lambda: readiness.state.ready)
+        metrics.watch_peers(pod, peers)
         servicer = DecodeServicer(
             pod.info,
             peers,
@@ -56,6 +72,7 @@ async def serve(settings: DecodeSettings) -> None:
             pod.engine,
             readiness,
             canary,
+            acceptance,
             max_model_tokens=settings.max_model_tokens,
             capacity=settings.max_running,
         )
@@ -71,8 +88,9 @@ async def serve(settings: DecodeSettings) -> None:
         discover = asyncio.create_task(keep_watching(source, registry))
         watch = asyncio.create_task(_watch(peers, readiness, server))
         log.info("listening", address=server.address, epoch=pod.epoch)
-        with stop_on_signals(stopping.set):
-            await stopping.wait()
+        async with served(metrics.metrics, settings.metrics_listen):
+            with stop_on_signals(stopping.set):
+                await stopping.wait()
         watch.cancel()
         discover.cancel()
         readiness.draining = True

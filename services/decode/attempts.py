@@ -10,31 +10,32 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from services.decode.ledger import Ledger
+from services.decode.metering import DecodeMetrics
 from services.decode.peer import Held, Peer
 from services.decode.peers import RESERVING, Peers
+from services.decode.proof import Proof
 from sluice.engine.facade import EngineFacade
 from sluice.engine.outputs import Reservation
 from sluice.engine.streams import TokenStream
 from sluice.errors import (
     Aborted,
     DeadlineExceeded,
-    DigestMismatch,
     Overloaded,
     PeerLost,
     SluiceError,
-    SpanMismatch,
     StaleEpoch,
+    as_sluice_error,
 )
 from sluice.layout.negotiate import Agreement
-from sluice.layout.span import count_rows, span
+from sluice.layout.span import span
 from sluice.pools.base import StateMemory
 from sluice.rpc.messages import Event, Finished, GenerateCall, PromptScored, Tokens, Usage
 from sluice.rpc.prefill_link import AttemptStream
 from sluice.telemetry.logging import get_logger
-from sluice.transfer.digest import digest_rows
-from sluice.transfer.faults import FaultPoint, Faults, flip_first_byte
+from sluice.transfer.faults import FaultPoint, Faults
 from sluice.transfer.grant import GrantEvent, GrantState, StateMachine, new_grant
-from sluice.transfer.messages import AttemptComplete, AttemptStart, ComponentGrant
+from sluice.transfer.messages import AttemptComplete, AttemptStart, ComponentGrant, Timings
 from sluice.types import Epoch, FinishReason, Request, RequestId, TokenEvent
 
 log = get_logger(__name__)
@@ -50,7 +51,9 @@ class _Attempt:
     deadline_s: float  # monotonic
     reservation: Reservation
     want_digests: bool
+    measure: bool  # how long each component takes, for a canary
     grant: StateMachine[GrantState, GrantEvent]
+    ledger: Ledger
     stream: AttemptStream | None = None
 
     @property
@@ -75,6 +78,7 @@ class Attempts:
         peers: Peers,
         epoch: Epoch,
         faults: Faults,
+        metrics: DecodeMetrics,
         *,
         want_digests: bool,
     ) -> None:
@@ -83,6 +87,8 @@ class Attempts:
         self._peers = peers
         self._epoch = epoch
         self._faults = faults
+        self._metrics = metrics
+        self._proof = Proof(memory, faults)
         self._want_digests = want_digests
         self._background: set[asyncio.Task[None]] = set()
         self._running = 0
@@ -93,14 +99,24 @@ class Attempts:
         """Stream one request. Closing the iterator aborts it on both pods; errors are typed."""
         self._running += 1
         self._idle.clear()
+        outcome = "cancelled"  # unless something better is known: the caller went away
+        log.info("attempt_started", prefill=call.prefill_address, prompt_tokens=len(call.prompt))
         try:
             attempt = await self._reserve(call, proving=False)
             complete = await self._prefilled(attempt)
+            attempt.peer.served += 1
             events = await self._adopt(attempt, complete)
             async with aclosing(self._stream(attempt, complete, events)) as messages:
                 async for message in messages:
+                    if isinstance(message, Finished):
+                        outcome = message.reason.value
                     yield message
+        except Exception as error:
+            outcome = as_sluice_error(error).code
+            raise
         finally:
+            self._metrics.attempt_ended(outcome)
+            log.info("attempt_ended", outcome=outcome)
             self._running -= 1
             if self._running == 0:
                 self._idle.set()
@@ -123,7 +139,8 @@ class Attempts:
     # -- before the state has arrived -----------------------------------------------------------------------
 
     async def _reserve(self, call: GenerateCall, *, proving: bool) -> _Attempt:
-        deadline_s = time.monotonic() + call.timeout_s
+        ledger = Ledger()
+        deadline_s = ledger.arrived + call.timeout_s
         if call.decode_epoch and call.decode_epoch != self._epoch:
             raise StaleEpoch(
                 f"the request is for decode epoch {call.decode_epoch}, this is {self._epoch}",
@@ -147,7 +164,6 @@ class Attempts:
             if isinstance(error, Overloaded):
                 error.stage = RESERVING  # ours, not the prefill's
             raise
-        digests = self._want_digests or proving
         return _Attempt(
             call,
             peer,
@@ -155,8 +171,10 @@ class Attempts:
             agreement,
             deadline_s,
             reservation,
-            digests,
+            self._want_digests or proving,
+            proving,
             new_grant(call.attempt_id),
+            ledger,
         )
 
     async def _prefilled(self, attempt: _Attempt) -> AttemptComplete:
@@ -165,8 +183,17 @@ class Attempts:
             async with asyncio.timeout(attempt.left_s()):
                 await self._faults.reach(FaultPoint.DECODE_GRANTED)
                 complete = await self._run(attempt)
-                await self._prove(attempt, complete)
+                attempt.ledger.completed = time.monotonic()
+                await self._proof.check(
+                    complete,
+                    attempt.agreement,
+                    attempt.reservation.tables,
+                    len(attempt.call.prompt),
+                    digests=attempt.want_digests,
+                )
+                attempt.ledger.proven = time.monotonic()
                 attempt.peer.users.discard(attempt.call.attempt_id)
+                self._metrics.crossed(complete.components)
                 return complete
         except BaseException as error:
             # In the background: the client's answer must not wait for the peer to drain.
@@ -180,6 +207,7 @@ class Attempts:
         if attempt.epoch != attempt.peer.epoch:
             raise StaleEpoch(f"prefill {attempt.peer.address} changed", stage="grant")
         start = self._start(attempt)
+        attempt.ledger.started = time.monotonic()
         attempt.stream = attempt.peer.link.run(start, attempt.left_s() + _DRAIN_TIMEOUT_S)
         answer = await self._outcome_or_lost(attempt.stream, attempt.peer)
         if isinstance(answer, SluiceError):
@@ -227,33 +255,8 @@ class Attempts:
                 for name in attempt.agreement.components
             ),
             want_digests=attempt.want_digests,
+            measure=attempt.measure,
         )
-
-    async def _prove(self, attempt: _Attempt, complete: AttemptComplete) -> None:
-        """Every row of every granted component arrived, and (when asked for) its bytes are the ones sent."""
-        moved = {item.component: item for item in complete.components}
-        tables, length = attempt.reservation.tables, len(attempt.call.prompt)
-        for name in attempt.agreement.components:
-            if name in self._faults.withhold:
-                continue
-            component = self._memory.component(name)
-            runs = span(component, tables, length)
-            rows = moved[name].rows if name in moved else 0
-            if rows != count_rows(runs):
-                raise SpanMismatch(
-                    f"{name}: {rows} rows were sent, {count_rows(runs)} granted", stage="transfer"
-                )
-            if self._faults.flips(name):
-                flip_first_byte(self._memory, component, runs)
-            if not attempt.want_digests:
-                continue
-            digest = await asyncio.to_thread(digest_rows, self._memory, component, runs)
-            if digest != moved[name].digest:
-                raise DigestMismatch(
-                    f"{name}: sent {moved[name].digest.hex()}, received {digest.hex()}",
-                    stage="transfer",
-                    remedy="the bytes changed on the way; check the transport of this pair",
-                )
 
     # -- winding down ---------------------------------------------------------------------------------------
 
@@ -325,6 +328,8 @@ class Attempts:
         self, attempt: _Attempt, complete: AttemptComplete, events: TokenStream
     ) -> AsyncGenerator[Event]:
         tokens = steps = accepted = 0
+        timings: Timings | None = None
+        last = 0.0
         try:
             if complete.prompt_logprobs is not None:
                 yield PromptScored(complete.prompt_logprobs)
@@ -333,9 +338,18 @@ class Attempts:
                 tokens += len(event.token_ids)
                 steps += event.accepted_drafts is not None
                 accepted += event.accepted_drafts or 0
-                yield Tokens(event.token_ids, event.accepted_drafts, event.logprobs)
+                now, before = time.monotonic(), last
+                last = now
+                if timings is None:
+                    timings = attempt.ledger.timings(complete.timings, now)
+                    self._metrics.first_token(timings)
+                    yield Tokens(event.token_ids, None, event.logprobs, timings)
+                else:
+                    self._metrics.step(now - before, len(event.token_ids), event.accepted_drafts)
+                    yield Tokens(event.token_ids, event.accepted_drafts, event.logprobs)
                 if event.finish_reason is not None:
-                    usage = self._usage(complete, tokens, steps, accepted)
+                    self._metrics.finished(now - attempt.ledger.arrived)
+                    usage = self._usage(complete, timings, tokens, steps, accepted)
                     yield Finished(self._reason(event.finish_reason), usage)
                     return
         finally:
@@ -353,14 +367,16 @@ class Attempts:
             return reason
         raise Aborted("the request was aborted while decoding", stage="decode")
 
-    def _usage(self, complete: AttemptComplete, tokens: int, steps: int, accepted: int) -> Usage:
+    def _usage(
+        self, complete: AttemptComplete, timings: Timings, tokens: int, steps: int, accepted: int
+    ) -> Usage:
         return Usage(
             prompt_tokens=complete.prompt_tokens,
             cached_tokens=complete.cached_tokens,
             completion_tokens=tokens,
             verify_steps=steps,
             accepted_drafts=accepted,
-            timings=complete.timings,
+            timings=timings,
             components=complete.components,
         )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from sluice.layout.negotiate import Agreement
-from sluice.rpc.messages import PeerStatus, PrefillStatus
+from sluice.rpc.messages import CanaryStatus, PeerStatus, PrefillStatus
 from sluice.rpc.prefill_link import PrefillLink
 from sluice.transfer.grant import GrantEvent, GrantState, StateMachine
 from sluice.types import AttemptId, Epoch
@@ -39,6 +39,8 @@ class PeerTimes:
     gone_for_s: float = (
         1.0  # refused connections this long: the process is gone, and so are its bytes in flight
     )
+    canary_every_s: float = 60.0  # each moves one short prompt's state
+    canary_retry_s: float = 2.0  # after one that failed
 
 
 @dataclass
@@ -65,7 +67,10 @@ class Peer:
     epoch: Epoch = _NO_EPOCH
     agreement: Agreement | None = None
     held: dict[AttemptId, Held] = field(default_factory=dict)
-    proven: bool = False  # its canary passed in this epoch
+    proven: bool = False  # its last canary passed, in this epoch
+    unproven: str = UNPROVEN
+    canary: CanaryStatus | None = None  # the last one
+    served: int = 0  # requests whose state arrived from it, proven
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     prefill: PrefillStatus | None = None  # as of its last ping
     leaving: bool = False
@@ -89,7 +94,7 @@ class Peer:
     def status(self) -> PeerStatus:
         state, reason = self.state.value, self.reason
         if self.state is PeerState.AGREED and not self.proven:
-            state, reason = PeerState.CONNECTING.value, UNPROVEN
+            state, reason = PeerState.CONNECTING.value, self.unproven
         elif self.state is PeerState.AGREED and self.closing:
             said = self.prefill.reason if self.prefill else ""
             state, reason = DRAINING, LEAVING if self.leaving else said
@@ -100,5 +105,6 @@ class Peer:
             reason=reason,
             agreement_digest=self.agreement.digest if self.agreement else "",
             quarantined_attempts=len(self.held),
+            canary=self.canary,
             prefill=self.prefill,
         )

@@ -23,6 +23,7 @@ from sluice.errors import (
 from sluice.layout.layout import Layout
 from sluice.layout.negotiate import Agreement, Refusal, negotiate
 from sluice.rpc.channel import ChannelConfig
+from sluice.rpc.messages import CanaryStatus
 from sluice.rpc.prefill_link import PingAnswer, PrefillLink
 from sluice.telemetry.logging import get_logger
 from sluice.transfer.grant import GrantEvent
@@ -31,7 +32,7 @@ from sluice.types import AttemptId, Epoch, Role
 
 log = get_logger(__name__)
 _NO_EPOCH = Epoch("")
-Prove = Callable[[str], Awaitable[object]]
+Prove = Callable[[str], Awaitable[CanaryStatus]]
 RESERVING = "reserve"  # stage of errors about our own capacity
 
 
@@ -58,6 +59,9 @@ class Peers:
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._change = asyncio.Event()
         self.prove: Prove | None = None  # the canary; set once, before the first ``add``
+        self.on_refused: Callable[[Refusal], None] = lambda _refusal: None
+        self.quarantines = 0  # since the start
+        self._one_canary = asyncio.Lock()  # its cost is bounded: never two at once
 
     def follow(self, view: RegistryView) -> None:
         """Keep a pairing with every prefill that discovery knows, and with no other once it isn't needed."""
@@ -131,7 +135,7 @@ class Peers:
                 f"prefill {address} is {peer.state.value}: {peer.reason}", stage="pairing"
             )
         if not (peer.proven or proving):
-            raise NotReady(f"prefill {address}: {UNPROVEN}", stage="pairing")
+            raise NotReady(f"prefill {address}: {peer.unproven}", stage="pairing")
         if peer.closing:
             raise NotReady(f"prefill {address} is on its way out", stage="pairing")
         return peer, peer.agreement
@@ -168,7 +172,12 @@ class Peers:
                 if peer.held:  # another canary would only pin more rows
                     raise NotReady(f"{len(peer.held)} attempts may still write", stage="peer")
                 await self._prove(peer)
-                await self._watch(peer)
+                again = asyncio.create_task(self._prove_again(peer))
+                try:
+                    await self._watch(peer)
+                finally:
+                    again.cancel()
+                    await asyncio.gather(again, return_exceptions=True)
         except LayoutRefused:
             pass  # the state says it
         except (SluiceError, TimeoutError) as error:
@@ -184,7 +193,7 @@ class Peers:
             timeout_s=self._times.handshake_timeout_s,
         )
         if answer.epoch != peer.epoch:  # another life: nothing known of the last one holds
-            peer.proven = False
+            peer.proven, peer.unproven, peer.canary = False, UNPROVEN, None
             peer.lost.set()
             await self._settle_older(peer, answer.epoch)
             peer.prefill = None
@@ -194,6 +203,10 @@ class Peers:
         )
         if isinstance(outcome, Refusal):
             peer.agreement = None
+            if (
+                peer.reason != outcome.summary()
+            ):  # once a reason: it is asked again every few seconds
+                self.on_refused(outcome)
             self._set(peer, PeerState.REFUSED, outcome.summary())
         elif outcome.digest != answer.agreement_digest:
             peer.agreement = None
@@ -214,19 +227,56 @@ class Peers:
         """Readiness counts a peer only after every component really crossed."""
         while self.prove is not None and not peer.proven:
             try:
-                await self.prove(peer.address)
+                async with self._one_canary:
+                    peer.canary = await self.prove(peer.address)
                 break
             except (Overloaded, DeadlineExceeded) as error:
                 if error.stage != RESERVING:
+                    self._unproven(peer, error)
                     raise
                 # Our own pools are full, which says nothing about the peer.
                 await asyncio.sleep(self._times.retry_s)
+            except SluiceError as error:
+                self._unproven(peer, error)
+                raise
         peer.proven = True
+        self._change.set()
+
+    async def _prove_again(self, peer: Peer) -> None:
+        """Beside the pings: a pair that stopped moving state turns red, and green again by itself.
+
+        Running requests are left alone; each proves its own state. New ones go elsewhere.
+        """
+        while self.prove is not None:
+            times = self._times
+            await asyncio.sleep(times.canary_every_s if peer.proven else times.canary_retry_s)
+            served = peer.served
+            try:
+                async with self._one_canary:
+                    peer.canary = await self.prove(peer.address)
+            except (Overloaded, DeadlineExceeded) as error:
+                # Full pools, here or there. Without any request that got through it is not mere load.
+                if error.stage == RESERVING or peer.served > served:
+                    continue
+                self._unproven(peer, error)
+            except SluiceError as error:
+                self._unproven(peer, error)
+            else:
+                if not peer.proven:
+                    log.info("canary_recovered", peer=peer.address)
+                peer.proven = True
+                self._change.set()
+
+    def _unproven(self, peer: Peer, error: SluiceError) -> None:
+        peer.unproven = f"its canary failed: {error}"
+        peer.canary = CanaryStatus(time.time(), 0.0, str(error))
+        peer.proven = False
+        log.warning("canary_failed", peer=peer.address, error=str(error), code=error.code)
         self._change.set()
 
     async def _watch(self, peer: Peer) -> None:
         """Ping until something ends the pairing; raises ``PeerLost``. Returns when a new handshake is due."""
-        missed = 0
+        missed, epoch = 0, peer.epoch
         while True:
             await asyncio.sleep(self._times.ping_every_s)
             try:
@@ -244,8 +294,8 @@ class Peers:
             if not answer.paired:
                 self._set(peer, PeerState.LOST, "prefill forgot this pod")
                 return
-            if not peer.proven:  # somebody else shook hands with a new life of it
-                return
+            if peer.epoch != epoch or peer.state is not PeerState.AGREED:
+                return  # somebody else shook hands with a new life of it
             await self._ask_drained(peer)
             if peer.forgettable:
                 return
@@ -273,6 +323,7 @@ class Peers:
     def hold(self, peer: Peer, attempt_id: AttemptId, held: Held) -> None:
         """Keep a grant's rows out of use until its writer drained or is gone."""
         held.grant.apply(GrantEvent.LOST)
+        self.quarantines += 1
         peer.held[attempt_id] = held
         log.warning("quarantined", attempt_id=attempt_id, peer=peer.address, epoch=held.epoch)
         self._change.set()

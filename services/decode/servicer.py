@@ -8,6 +8,7 @@ from typing import Any
 
 from grpc import aio
 
+from services.decode.acceptance import AcceptanceWatch
 from services.decode.attempts import Attempts
 from services.decode.canary import Canary
 from services.decode.peers import Peers
@@ -42,6 +43,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         engine: EngineFacade,
         readiness: Readiness,
         canary: Canary,
+        acceptance: AcceptanceWatch,
         max_model_tokens: int = 0,
         capacity: int = 0,
     ) -> None:
@@ -51,6 +53,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         self._engine = engine
         self._readiness = readiness
         self._canary = canary
+        self._acceptance = acceptance
         self._max_model_tokens = max_model_tokens
         self._capacity = capacity
 
@@ -112,8 +115,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
                 running=stats.running,
                 max_model_tokens=self._max_model_tokens,
                 peers=tuple(peer.status() for peer in self._peers.all()),
-                pools=pool_statuses(stats.occupancy),
+                pools=pool_statuses(stats.occupancy, self._pod.layout),
                 retractions=stats.retractions,
                 capacity=self._capacity,
+                acceptance=self._acceptance.status(),
             )
         )

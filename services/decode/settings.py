@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.discovery.registry import Source
@@ -20,6 +21,12 @@ class DecodeSettings(PodSettings, DiscoverySettings):
     )
     verify_digests: bool = True  # compare a digest of every component before a request is adopted
     max_quarantined_share: float = 0.5  # of any pool; past it the pod says not ready
+    canary_every_s: float = Field(default=60.0, gt=0)  # each moves one short prompt's state
+    # What the canary's largest component must reach on the wire, or the pair turns red; 0 = no floor.
+    canary_floor_bytes_s: float = Field(default=0.0, ge=0)
+    acceptance_alarm_tokens: float = (
+        1.1  # mean tokens a verify step below which a draft is of no use; 0 = no alarm
+    )
 
     def source(self) -> Source:
         """Where this pod learns of its prefill peers. Raises `ConfigError`."""

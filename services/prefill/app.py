@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from services.pod import Pod, open_pod, stop_on_signals
+from services.pod_metrics import served
 from services.prefill.attempts import Attempts
+from services.prefill.metering import PrefillMetrics
 from services.prefill.peers import Peers
 from services.prefill.servicer import PrefillServicer
 from services.prefill.settings import PrefillSettings
@@ -31,7 +33,9 @@ async def serve(settings: PrefillSettings) -> None:
             pod.worker,
             forget_after_s=settings.forget_peer_s,
         )
-        attempts = Attempts(pod.engine, pod.memory, pod.worker, pod.epoch, pod.faults)
+        metrics = PrefillMetrics()
+        peers.on_refused = lambda refusal: metrics.refused(refusal.causes())
+        attempts = Attempts(pod.engine, pod.memory, pod.worker, pod.epoch, pod.faults, metrics)
         servicer = PrefillServicer(
             pod.info, peers, attempts, pod.engine, pod.worker, settings.max_running
         )
@@ -40,11 +44,16 @@ async def serve(settings: PrefillSettings) -> None:
             lambda grpc: prefill_pb2_grpc.add_PrefillServicer_to_server(servicer, grpc),
             (SERVICE,),
         )
+        metrics.watch(pod, lambda: servicer.status().ready)
+        metrics.watch_attempts(
+            lambda: len(peers), lambda: len(attempts), lambda: len(pod.worker.stuck())
+        )
         await server.start()
         watch = asyncio.create_task(_watch(pod, peers, server))
         log.info("listening", address=server.address, epoch=pod.epoch)
-        with stop_on_signals(stopping.set):
-            await stopping.wait()
+        async with served(metrics.metrics, settings.metrics_listen):
+            with stop_on_signals(stopping.set):
+                await stopping.wait()
         watch.cancel()
         servicer.draining = True
         await server.set_serving(SERVICE, False)

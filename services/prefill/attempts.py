@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from services.prefill.metering import PrefillMetrics
 from services.prefill.peers import DecodePeer
 from sluice.engine.facade import EngineFacade
 from sluice.engine.outputs import ChunkReady, PrefillOutcome
@@ -36,6 +37,7 @@ class _Attempt:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[AttemptComplete] | None = None
     tables: RequestTables | None = None
+    began: float = field(default_factory=time.monotonic)
     computed_at: float = 0.0
 
 
@@ -53,12 +55,14 @@ class Attempts:
         worker: TransferWorker,
         epoch: Epoch,
         faults: Faults,
+        metrics: PrefillMetrics,
     ) -> None:
         self._engine = engine
         self._memory = memory
         self._worker = worker
         self._epoch = epoch
         self._faults = faults
+        self._metrics = metrics
         self._live: dict[AttemptId, _Attempt] = {}
         self._ended: dict[AttemptId, None] = {}
         self._background: set[asyncio.Task[None]] = set()
@@ -90,8 +94,10 @@ class Attempts:
             have=start.have_tokens,
             deadline_s=start.timeout_s,
             withhold=self._faults.withhold,
+            measure=start.measure,
         )
         attempt = _Attempt(start, peer, sender, new_attempt(start.attempt_id))
+        log.info("attempt_started", attempt_id=start.attempt_id, request_id=start.request_id)
         peer.attempts.add(start.attempt_id)
         self._live[start.attempt_id] = attempt
 
@@ -104,8 +110,10 @@ class Attempts:
         if attempt is None or not attempt.machine.can(AttemptEvent.COMPLETE):
             raise Aborted(f"attempt {attempt_id} was revoked before it began", stage="prefill")
         task = attempt.task = asyncio.create_task(self._serve(attempt))
+        outcome = "cancelled"
         try:
             complete = await asyncio.shield(task)
+            outcome = "complete"
         except asyncio.CancelledError:
             if task.cancelled() and not _being_cancelled():  # revoked; our caller still listens
                 await attempt.ended.wait()
@@ -113,8 +121,12 @@ class Attempts:
             self.revoke_soon(attempt_id)
             raise
         except Exception as error:
+            outcome = as_sluice_error(error).code
             await self._settled(attempt, AttemptEvent.FAIL)
             raise as_sluice_error(error, stage="prefill") from error
+        finally:
+            self._metrics.attempt_ended(outcome)
+            log.info("attempt_ended", attempt_id=attempt_id, outcome=outcome)
         if not attempt.machine.can(AttemptEvent.COMPLETE):  # revoked while the last handle settled
             await attempt.ended.wait()
             raise Aborted(f"attempt {attempt_id} was revoked", stage="prefill")
@@ -161,22 +173,27 @@ class Attempts:
                 stage="prefill",
                 remedy="raise the request's timeout or add prefill capacity",
             ) from error
-        return self._complete(start, outcome, transfer_s, reports)
+        complete = self._complete(attempt, outcome, transfer_s, reports)
+        self._metrics.completed(complete, attempt.sender.busy_s)
+        return complete
 
     def _complete(
         self,
-        start: AttemptStart,
+        attempt: _Attempt,
         outcome: PrefillOutcome,
         transfer_s: float,
         reports: tuple[Moved, ...],
     ) -> AttemptComplete:
+        start = attempt.start
+        # From Start's arrival, so that the two threads' way to each other is counted and the parts have no gap.
+        queue_s = attempt.computed_at - attempt.began - outcome.prefill_s
         return AttemptComplete(
             attempt_id=start.attempt_id,
             prefill_epoch=self._epoch,
             first_token=outcome.first_token,
             prompt_tokens=len(start.prompt),
             cached_tokens=outcome.cached_tokens,
-            timings=Timings(outcome.queue_s, outcome.prefill_s, transfer_s),
+            timings=Timings(queue_s, outcome.prefill_s, transfer_s),
             components=reports,
             first_logprobs=outcome.first_logprobs,
             prompt_logprobs=outcome.prompt_logprobs,
@@ -204,7 +221,7 @@ class Attempts:
         if attempt.start.want_digests and attempt.tables is not None:
             digests = await asyncio.to_thread(self._digests, attempt, attempt.tables)
         return tuple(
-            Moved(item.component.name, item.num_rows, item.num_bytes, digest)
+            Moved(item.component.name, item.num_rows, item.num_bytes, digest, item.seconds)
             for item, digest in zip(sent, digests, strict=True)
         )
 

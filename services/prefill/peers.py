@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sluice.errors import StaleEpoch
@@ -54,6 +55,9 @@ class Peers:
         self._peers: dict[Epoch, DecodePeer] = {}
         self._joining: dict[Epoch, asyncio.Task[None]] = {}
         self._refusals: dict[Epoch, str] = {}  # what was logged
+        self.on_refused: Callable[[Refusal], None] = lambda _refusal: (
+            None
+        )  # once a process and reason
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -145,4 +149,5 @@ class Peers:
             if len(self._refusals) >= _REMEMBERED_REFUSALS:
                 self._refusals.clear()
             self._refusals[epoch] = refusal.summary()
+            self.on_refused(refusal)
             log.warning("pair_refused", decode_epoch=epoch, reason=refusal.summary())

@@ -102,13 +102,13 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         return prefill_pb2.PingResponse(
             epoch=self._pod.epoch,
             paired=self._peers.seen(Epoch(request.epoch)),
-            status=prefill_status_to_pb(self._status()),
+            status=prefill_status_to_pb(self.status()),
         )
 
     async def GetStatus(
         self, request: prefill_pb2.GetStatusRequest, context: Context
     ) -> prefill_pb2.GetPrefillStatusResponse:
-        return prefill_status_to_pb(self._status())
+        return prefill_status_to_pb(self.status())
 
     async def Drain(
         self,
@@ -145,7 +145,8 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         finally:  # a stream that broke leaves no attempt behind
             self._attempts.revoke_soon(start.attempt_id)
 
-    def _status(self) -> PrefillStatus:
+    def status(self) -> PrefillStatus:
+        """As of the last step; never waits."""
         stats, dead = self._engine.latest_stats, self._dead()
         return PrefillStatus(
             epoch=self._pod.epoch,
@@ -155,7 +156,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             running=stats.running,
             paired=len(self._peers),
             attempts=len(self._attempts),
-            pools=pool_statuses(stats.occupancy),
+            pools=pool_statuses(stats.occupancy, self._pod.layout),
             capacity=self._capacity,
         )
 

@@ -89,6 +89,10 @@ class Refusal:
     def fatal(self) -> tuple[Mismatch, ...]:
         return tuple(m for m in self.mismatches if m.severity is Severity.FATAL)
 
+    def causes(self) -> tuple[str, ...]:
+        """Paths of the fatal differences that don't follow from another one."""
+        return tuple(m.path for m in self.fatal if not m.cause)
+
     def summary(self, limit: int = 4) -> str:
         """One line for logs and status: how many, and the first few with both values."""
         fatal = [m for m in self.fatal if not m.cause]

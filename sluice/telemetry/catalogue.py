@@ -130,7 +130,7 @@ POD_ATTEMPTS = _counter(
 )
 POD_TRANSFERRED = _counter(
     "sluice_pod_transferred_bytes_total",
-    "State that crossed: sent by prefill, proven received by decode.",
+    "State that crossed, canaries included: sent by prefill, proven received by decode.",
     "role",
     "component",
 )
@@ -228,9 +228,11 @@ PREFILL_TRANSFER = _histogram(
 )
 PREFILL_BUSY = _counter(
     "sluice_prefill_transfer_busy_seconds_total",
-    "Time with writes of an attempt on their way; bytes by this is the rate an attempt sees.",
+    "Sum over transfers from first post to last acknowledgement; bytes over this is the rate a transfer sees.",
 )
-PREFILL_PROMPT_TOKENS = _counter("sluice_prefill_prompt_tokens_total", "Tokens of prompts read.")
+PREFILL_PROMPT_TOKENS = _counter(
+    "sluice_prefill_prompt_tokens_total", "Tokens of prompts read, canaries included."
+)
 PREFILL_CACHED_TOKENS = _counter(
     "sluice_prefill_cached_tokens_total", "Of those, tokens whose state had been kept."
 )

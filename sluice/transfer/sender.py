@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sluice.errors import SpanMismatch, TransferFailed
+from sluice.errors import Aborted, SpanMismatch, TransferFailed
 from sluice.layout.component import Component, Coverage
 from sluice.layout.outcome import ComponentPlan
 from sluice.layout.span import (
@@ -34,6 +34,7 @@ class SentComponent:
     component: Component
     num_rows: int
     num_bytes: int
+    seconds: float = 0.0  # on the wire, when measured
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Sender:
         have: int = 0,
         deadline_s: float,
         withhold: frozenset[str] = frozenset(),
+        measure: bool = False,
     ) -> None:
         self._worker = worker
         self._route = route
@@ -74,6 +76,15 @@ class Sender:
         self._have = have
         self._deadline_s = deadline_s
         self._withhold = withhold
+        self._measure = measure
+        self._waiting: dict[
+            str, list[Write]
+        ] = {}  # when measured: by component, sent by ``finish``
+        self._fence: Callable[[], None] | None = None
+        self._seconds: dict[str, float] = {}
+        self.busy_s = (
+            0.0  # of all transfers, from first post to last acknowledgement; valid after ``finish``
+        )
         self._lock = threading.Lock()
         self._revoked = False
         self._sources = tuple(plan.prefill for plan in route.plans)
@@ -106,7 +117,13 @@ class Sender:
         """Submit what positions ``start .. stop`` made final; on the last chunk everything that is left."""
         writes: list[Write] = []
         for component in self._sources:
-            writes += self._writes(component, tables, start, stop, final)
+            new = self._writes(component, tables, start, stop, final)
+            if self._measure:
+                self._waiting.setdefault(component.name, []).extend(new)
+            writes += new
+        if self._measure:
+            self._fence = fence
+            return
         with self._lock:
             if self._revoked or not writes:
                 return
@@ -142,14 +159,27 @@ class Sender:
 
     async def finish(self) -> None:
         """Wait until every byte is visible at the peer; raises the first ticket's typed error."""
+        for name, writes in self._waiting.items():
+            if writes:
+                self._seconds[name] = await self._send_alone(writes)
         for ticket in self._tickets:
-            await asyncio.wrap_future(ticket.future)
+            self.busy_s += (await asyncio.wrap_future(ticket.future)).seconds
         for component in self._sources:
             sent, due = self._sent_rows[component.name], self._due_rows(component)
             if sent != due:
                 raise TransferFailed(
                     f"{component.name}: {sent} of {due} rows were sent", stage="transfer"
                 )
+
+    async def _send_alone(self, writes: Sequence[Write]) -> float:
+        """Nothing else of this attempt is on its way meanwhile. Rows that are final stay so until the attempt ends."""
+        with self._lock:
+            if self._revoked:
+                raise Aborted("the transfer was revoked", stage="transfer")
+            fence, self._fence = self._fence, None
+            ticket = self._worker.submit(self._route.link, writes, fence, self._deadline_s)
+            self._tickets.append(ticket)
+        return (await asyncio.wrap_future(ticket.future)).seconds
 
     def stop(self) -> None:
         """Post nothing more. What was posted is on its way; ``revoke`` waits for it."""
@@ -175,6 +205,7 @@ class Sender:
                 component,
                 self._sent_rows[component.name],
                 self._sent_rows[component.name] * component.bytes_per_row,
+                self._seconds.get(component.name, 0.0),
             )
             for component in self._sources
         )
