@@ -27,13 +27,15 @@ from services.router.openai.errors import (
     on_sluice_error,
     on_validation_error,
 )
-from services.router.openai.intake import Intake
+from services.router.openai.intake import Intake, Limits
+from services.router.openai.prompts import Prompts
 from services.router.openai.schema import Model, ModelList
 from services.router.openai.tokens import token_routes
 from services.router.settings import RouterSettings
 from sluice.apikeys import ApiKeys
 from sluice.errors import SluiceError
 from sluice.text.chat import ChatTemplate
+from sluice.text.reply.formats import choose_format
 from sluice.text.tokenizer import ModelTokenizer
 
 
@@ -82,14 +84,11 @@ def create_app(
     app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(Exception, on_bug)
+    format_ = choose_format(settings.model_dir, template, settings.tool_format, settings.reasoning)
     intake = Intake(
-        settings.served_name,
-        tokenizer,
-        template,
+        Prompts(settings.served_name, tokenizer, template, format_),
         pairing.max_model_tokens,
-        timeout_s=settings.timeout_s,
-        max_timeout_s=settings.max_timeout_s,
-        max_prompts=settings.max_prompts,
+        Limits(settings.timeout_s, settings.max_timeout_s, settings.max_prompts),
     )
     generator = TextGenerator(pairing, tokenizer, settings.retries)
     app.include_router(completions_routes(intake, generator))

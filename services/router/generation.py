@@ -16,7 +16,7 @@ from sluice.telemetry.logging import get_logger
 from sluice.text.detokenize import Detokenizer
 from sluice.text.stop import StopMatcher
 from sluice.text.tokenizer import ModelTokenizer
-from sluice.types import AttemptId, FinishReason, RequestId, Sampling
+from sluice.types import AttemptId, FinishReason, PromptLogprobs, RequestId, Sampling
 
 _SAME_PAIR_PAUSE_S = 0.1
 _log = get_logger(__name__)
@@ -27,7 +27,8 @@ class Job:
     """One answer to one prompt. ``deadline`` is event-loop time, the same for every attempt.
 
     ``include_stop`` leaves what stopped the answer in its text: a stop string, or a stop token that
-    is no special one.
+    is no special one. Special tokens among ``shown`` stand in the text. With ``prompt_only`` what
+    follows the prompt is thrown away: a pod can't read a prompt without writing a token.
     """
 
     request_id: RequestId
@@ -36,6 +37,8 @@ class Job:
     stops: tuple[str, ...]
     deadline: float
     include_stop: bool = False
+    shown: frozenset[int] = frozenset()
+    prompt_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,15 @@ class End:
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that is safe to send, and the steps that made it. The last piece has an ``end``."""
+    """Text that is safe to send, and the steps that made it. The last piece has an ``end``.
+
+    ``scored`` is the prompt's logprobs, in the first piece, when they were asked for.
+    """
 
     text: str
     steps: tuple[Tokens, ...]
     end: End | None = None
+    scored: PromptLogprobs | None = None
 
 
 class TextGenerator:
@@ -120,7 +127,8 @@ class TextGenerator:
                     return
                 lease.prefill_done()
                 if isinstance(event, PromptScored):
-                    continue  # no field of a body asks for them yet
+                    text.score(event.positions)
+                    continue
                 piece = text.push(event)
                 if piece is not None:
                     yield piece
@@ -156,23 +164,38 @@ class _TextCutter:
     def __init__(self, tokenizer: ModelTokenizer, job: Job) -> None:
         self._job = job
         self._stop_ids = frozenset(job.sampling.stop_token_ids)
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, job.shown)
         self._matcher = StopMatcher(job.stops, include=job.include_stop)
+        self._unstoppable = job.sampling.min_tokens  # so many tokens pass the stop strings by
         self._waiting: list[Tokens] = []
+        self._scored: PromptLogprobs | None = None
         self._counted = Usage(prompt_tokens=len(job.prompt), cached_tokens=0, completion_tokens=0)
+
+    def score(self, positions: PromptLogprobs) -> None:
+        self._scored = positions
 
     def push(self, step: Tokens) -> Piece | None:
         """A piece when there is text to send or a stop string ended the answer, else None."""
+        if self._job.prompt_only:
+            return None
         self._waiting.append(step)
         self._count(step)
-        matched = self._matcher.push(self._detokenizer.push(self._visible(step)))
+        ids = self._visible(step)
+        passed, ids = ids[: self._unstoppable], ids[self._unstoppable :]
+        self._unstoppable -= len(passed)
+        text = self._detokenizer.push(passed)
+        matched = self._matcher.push(self._detokenizer.push(ids))
         if matched.stop is not None:
             end = End(FinishReason.STOP, self._counted, partial=True)
-            return self._piece(matched.text, end)
-        return self._piece(matched.text) if matched.text else None
+            return self._piece(text + matched.text, end)
+        text += matched.text
+        return self._piece(text) if text else None
 
     def finish(self, end: End) -> Piece:
         """The last piece: what was held back, which may itself hold a stop string's end."""
+        if self._job.prompt_only:
+            usage = replace(end.usage, completion_tokens=0, verify_steps=0, accepted_drafts=0)
+            return self._piece("", End(FinishReason.LENGTH, usage))
         matched = self._matcher.push(self._detokenizer.finish())
         if matched.stop is not None:
             return self._piece(matched.text, replace(end, reason=FinishReason.STOP))
@@ -187,7 +210,8 @@ class _TextCutter:
 
     def _piece(self, text: str, end: End | None = None) -> Piece:
         steps, self._waiting = tuple(self._waiting), []
-        return Piece(text, steps, end)
+        scored, self._scored = self._scored, None
+        return Piece(text, steps, end, scored)
 
     def _count(self, step: Tokens) -> None:
         drafted = step.accepted_drafts is not None

@@ -20,6 +20,7 @@ from services.tls_settings import TlsSettings
 from sluice.rpc.channel import ChannelConfig
 from sluice.rpc.client import DecodeClient
 from sluice.rpc.tls import PeerRole
+from sluice.text.reply.formats import ReasoningName, ToolFormatName
 
 PREFIX = "SLUICE_ROUTER_"
 Addresses = Annotated[tuple[str, ...], NoDecode]
@@ -32,6 +33,8 @@ class RouterSettings(TlsSettings, DiscoverySettings):
 
     model_dir: Path  # only its tokenizer, eos ids and chat template are read
     model_name: str = ""  # as clients call it; the folder's name when empty
+    tool_format: ToolFormatName = ToolFormatName.AUTO  # how the model writes tool calls
+    reasoning: ReasoningName = ReasoningName.AUTO  # whether <think> blocks are reasoning
     listen: str = "127.0.0.1:8000"
     decodes: Addresses = ()  # of static discovery
     prefills: Addresses = ()  # of static discovery; empty = every prefill that a decode pod has agreed with

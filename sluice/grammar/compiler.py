@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,12 +10,9 @@ from typing import Protocol
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from sluice.errors import BadRequest
+from sluice.grammar.language import refused, to_llguidance
 from sluice.grammar.matcher import GrammarMatcher, Matcher
-from sluice.types import Grammar, GrammarKind
-
-MAX_GRAMMAR_BYTES = 1 << 20
-# At most so much blank space between two pieces of JSON: a model in doubt may otherwise write blanks forever.
-JSON_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+from sluice.types import Grammar
 
 
 class Grammars(Protocol):
@@ -47,16 +43,14 @@ class GrammarCompiler:
         self._tokenizer: LLTokenizer | None = None
 
     def matcher(self, grammar: Grammar) -> Matcher:
-        if len(grammar.text.encode()) > MAX_GRAMMAR_BYTES:
-            raise _refused(f"it has more than {MAX_GRAMMAR_BYTES} bytes")
         inner = LLMatcher(
             self._ready_tokenizer(),
-            _to_llguidance(grammar),
+            to_llguidance(grammar),
             log_level=0,
             limits=LLParserLimits(verbose_errors=False),  # their text would quote prompts into logs
         )
         if inner.is_error():
-            raise _refused(inner.get_error().strip())
+            raise refused(inner.get_error().strip())
         return GrammarMatcher(inner, self._vocab_size, self._eos_ids)
 
     def _ready_tokenizer(self) -> LLTokenizer:
@@ -88,35 +82,3 @@ def grammars_of(model_dir: Path, vocab_size: int, eos_ids: Sequence[int]) -> Gra
         vocab_size,
         eos_ids,
     )
-
-
-def _to_llguidance(grammar: Grammar) -> str:
-    match grammar.kind:
-        case GrammarKind.JSON_SCHEMA:
-            return _json(_parsed(grammar.text))
-        case GrammarKind.JSON_OBJECT:
-            return _json({"type": "object"})
-        case GrammarKind.REGEX:
-            return LLMatcher.grammar_from_regex(grammar.text)
-        case GrammarKind.LARK:
-            return LLMatcher.grammar_from_lark(grammar.text)
-
-
-def _json(schema: dict[str, object]) -> str:
-    return LLMatcher.grammar_from_json_schema(
-        schema, defaults={"whitespace_pattern": JSON_WHITESPACE}
-    )
-
-
-def _parsed(text: str) -> dict[str, object]:
-    try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _refused(f"the schema is not JSON: {error}") from None
-    if not isinstance(schema, dict):
-        raise _refused(f"the schema is a {type(schema).__name__}, must be an object")
-    return schema
-
-
-def _refused(reason: str) -> BadRequest:
-    return BadRequest(f"the grammar can't be used: {reason}", field="grammar")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sluice.errors import BadRequest, CheckpointError
 from sluice.text.tokenizer import read_json, token_text
+from sluice.text.tools import Call, Tool
 
 FILE = "chat_template.jinja"
 # A template is the model author's program: it fails in any way that a program can.
@@ -37,16 +39,23 @@ _FAILURES = (
 
 @dataclass(frozen=True)
 class Message:
-    """One turn. ``name`` and ``reasoning_content`` reach the template only when they are given."""
+    """One turn. What is None or empty doesn't reach the template, except ``content``."""
 
     role: str
     content: str
     name: str | None = None
     reasoning_content: str | None = None
+    tool_calls: tuple[Call, ...] = ()
+    tool_call_id: str | None = None
 
-    def fields(self) -> dict[str, str]:
+    def fields(self) -> dict[str, Any]:
         """What the template sees."""
-        given = {"name": self.name, "reasoning_content": self.reasoning_content}
+        given = {
+            "name": self.name,
+            "reasoning_content": self.reasoning_content,
+            "tool_calls": [call.fields() for call in self.tool_calls] or None,
+            "tool_call_id": self.tool_call_id,
+        }
         extra = {name: value for name, value in given.items() if value is not None}
         return {"role": self.role, "content": self.content, **extra}
 
@@ -56,9 +65,9 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], name: str = FILE) -> None:
         """Raises `CheckpointError` for a template that doesn't compile."""
+        self.source = source
         self._special_tokens = dict(special_tokens)
-        # A template that never heard of this role would print it as one the model never saw.
-        self._knows_developer = "developer" in source
+        self._words = frozenset(re.findall(r"\w+", source))
         try:
             self._template = _environment().from_string(source)
         except TemplateSyntaxError as error:
@@ -81,10 +90,15 @@ class ChatTemplate:
         name = f"{model_dir / 'tokenizer_config.json'}: chat_template"
         return cls(source, _special_tokens(config), name)
 
+    def knows(self, word: str) -> bool:
+        """Whether ``word`` stands anywhere in the template."""
+        return word in self._words
+
     def render(
         self,
         messages: Sequence[Message],
         *,
+        tools: Sequence[Tool] = (),
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
     ) -> str:
@@ -93,7 +107,8 @@ class ChatTemplate:
         Raises `BadRequest` when the template refuses the messages, or a variable's name is taken.
         """
         turns = [message.fields() for message in messages]
-        if not self._knows_developer:
+        # A template that never heard of this role would print it as one the model never saw.
+        if not self.knows("developer"):
             for turn in turns:
                 turn["role"] = "system" if turn["role"] == "developer" else turn["role"]
         own: dict[str, object] = {
@@ -101,7 +116,7 @@ class ChatTemplate:
             "messages": turns,
             "add_generation_prompt": add_generation_prompt,
             # None, not undefined: published templates ask "tools is not none".
-            "tools": None,
+            "tools": [tool.fields() for tool in tools] or None,
             "documents": None,
         }
         self._check_names(own, variables or {})

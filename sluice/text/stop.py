@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sluice.text.partial import held_chars
+
 
 @dataclass(frozen=True)
 class Matched:
@@ -39,7 +41,7 @@ class StopMatcher:
             end, at, stop = min(found)
             self._held = ""
             return Matched(buffer[: end if self._include else at], stop)
-        keep = self._held_chars(buffer)
+        keep = held_chars(buffer, self._stops)
         self._held = buffer[len(buffer) - keep :]
         return Matched(buffer[: len(buffer) - keep])
 
@@ -47,11 +49,3 @@ class StopMatcher:
         """Text still held back when the answer ends otherwise."""
         held, self._held = self._held, ""
         return held
-
-    def _held_chars(self, buffer: str) -> int:
-        """Length of the longest end of ``buffer`` that begins a stop string."""
-        longest = max((len(stop) for stop in self._stops), default=1) - 1
-        for length in range(min(longest, len(buffer)), 0, -1):
-            if any(stop.startswith(buffer[-length:]) for stop in self._stops):
-                return length
-        return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,9 @@ class ModelTokenizer:
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         added = tokenizer.get_added_tokens_decoder()
         self.special_token_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        self._marker_ids = self.special_token_ids | {
+            id_ for id_, token in added.items() if re.fullmatch("<.*>", token.content, re.DOTALL)
+        }
         self._bytes = _token_bytes(tokenizer)
 
     @classmethod
@@ -86,6 +90,18 @@ class ModelTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes that ``token_id`` adds to the text: none for special and for unknown ids."""
         return self._bytes.get(token_id, b"")
+
+    def spelled_bytes(self, token_id: int) -> bytes:
+        """The same, but special tokens stand for their own spelling."""
+        return self._bytes.get(token_id) or self.token_text(token_id).encode()
+
+    def marker_ids(self, spellings: Sequence[str]) -> dict[str, int]:
+        """Those of ``spellings`` that a grammar can only name by their ids, with these.
+
+        llguidance takes special tokens out of the text, and all added ones that look like <this>.
+        """
+        ids = {spelling: self._tokenizer.token_to_id(spelling) for spelling in spellings}
+        return {text: id_ for text, id_ in ids.items() if id_ in self._marker_ids}
 
 
 def _token_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:

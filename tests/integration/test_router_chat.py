@@ -181,6 +181,19 @@ async def test_a_template_that_refuses_is_a_400() -> None:
     assert "only one system turn" in response.json()["error"]["message"]
 
 
+def _named(name: str, parameters: object = None, **more: object) -> dict[str, object]:
+    given = {} if parameters is None else {"parameters": parameters}
+    return {"type": "function", "function": {"name": name, **given, **more}}
+
+
+def _schema(schema: object, **more: object) -> dict[str, object]:
+    return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, **more}}
+
+
+_SCHEMA_FIELD = "response_format.json_schema.schema"
+_TOOL = _named("f", {"type": "object"})
+_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+_RESULT = {"role": "tool", "content": "r", "tool_call_id": "c"}
 _TURN = {"role": "user", "content": "a"}
 _BODIES: list[tuple[dict[str, object], str | None]] = [
     ({}, "messages"),
@@ -188,24 +201,51 @@ _BODIES: list[tuple[dict[str, object], str | None]] = [
     ({"messages": "hi"}, "messages"),
     ({"messages": ["hi"]}, "messages[0]"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
-    ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
+    ({"messages": [{"role": "function", "content": "a"}]}, "messages[0].role"),
     ({"messages": [_TURN, {"role": "assistant", "content": None}]}, "messages[1].content"),
     ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content"),
     ({"messages": [{**_TURN, "name": 5}]}, "messages[0].name"),
-    ({"messages": [{**_TURN, "tool_calls": [{"id": "1"}]}]}, "messages[0]"),
+    ({"messages": [{**_TURN, "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls[0].function"),
+    ({"messages": [{**_TURN, "tool_calls": [_CALL]}]}, "messages[0]"),
+    ({"messages": [_TURN, {"role": "assistant", "tool_calls": [_CALL]}, _RESULT]}, None),
     ({"messages": [{**_TURN, "tool_calls": [], "refusal": None, "annotations": []}]}, None),
     ({"messages": [{"role": "user", "content": "a" * 300}]}, "messages"),
-    ({"messages": [_TURN], "max_tokens": 0}, "max_tokens"),
+    ({"messages": [_TURN], "max_completion_tokens": 0}, "max_completion_tokens"),
     ({"messages": [_TURN], "max_completion_tokens": 200}, "max_tokens"),
     ({"messages": [_TURN], "n": 17}, "n"),
-    ({"messages": [_TURN], "tools": [{"type": "function"}]}, "tools"),
+    ({"messages": [_TURN], "tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"messages": [_TURN], "tools": [_TOOL, _TOOL]}, "tools"),
+    ({"messages": [_TURN], "tools": [_named("a b")]}, "tools[0].function.name"),
+    ({"messages": [_TURN], "tools": [_TOOL], "tool_choice": "maybe"}, "tool_choice"),
+    ({"messages": [_TURN], "tools": [_TOOL], "tool_choice": _named("g")}, "tool_choice"),
+    (
+        {"messages": [_TURN], "tools": [_named("f", {"type": 5})], "tool_choice": "required"},
+        "tools[0].function.parameters",
+    ),
+    (
+        {"messages": [_TURN], "tools": [_named("f", {"not": {}}, strict=True)]},
+        "tools[0].function.parameters",
+    ),
+    ({"messages": [_TURN], "functions": [{"name": "f"}]}, "functions"),
+    ({"messages": [_TURN], "reasoning_effort": "low"}, "reasoning_effort"),
+    (
+        {"messages": [_TURN], "response_format": {"type": "json_schema"}},
+        "response_format.json_schema",
+    ),
+    ({"messages": [_TURN], "response_format": _schema({"type": "nothing"})}, _SCHEMA_FIELD),
+    ({"messages": [_TURN], "response_format": _schema({"not": {}}, strict=True)}, _SCHEMA_FIELD),
+    ({"messages": [_TURN], "response_format": _schema({"not": {}})}, None),
+    ({"messages": [_TURN], "response_format": _schema("no object")}, _SCHEMA_FIELD),
     ({"messages": [_TURN], "tools": [], "tool_choice": "auto"}, None),
     ({"messages": [_TURN], "tool_choice": "required"}, "tool_choice"),
-    ({"messages": [_TURN], "response_format": {"type": "json_object"}}, "response_format"),
+    ({"messages": [_TURN], "response_format": {"type": "json_object"}}, None),
     ({"messages": [_TURN], "response_format": {"type": "text"}}, None),
-    ({"messages": [_TURN], "logprobs": True}, "logprobs"),
+    ({"messages": [_TURN], "logprobs": True, "top_logprobs": 20}, None),
+    ({"messages": [_TURN], "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"messages": [_TURN], "echo": True}, "echo"),
+    ({"messages": [_TURN], "max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
     ({"messages": [_TURN], "logprobs": False, "top_logprobs": 0}, None),
     ({"messages": [_TURN], "top_logprobs": 3}, "top_logprobs"),
     ({"messages": [_TURN], "chat_template": "{{ 1 }}"}, "chat_template"),

@@ -174,20 +174,20 @@ async def test_an_async_client_that_closes_its_stream_cancels_the_pod() -> None:
 
 
 @pytest.mark.asyncio
-async def test_no_template_and_tools_are_bad_requests_with_param() -> None:
+async def test_no_template_and_a_bad_tool_are_bad_requests_with_param() -> None:
     async with (
         router_over(ScriptedDecode([says("x")])) as stack,
         _async_client(stack.url) as client,
     ):
         with pytest.raises(openai.BadRequestError, match="no chat template") as template:
             await client.chat.completions.create(model=MODEL, messages=_MESSAGES)
-        with pytest.raises(openai.BadRequestError, match="tools is not supported") as tools:
+        with pytest.raises(openai.BadRequestError, match="letters") as tools:
             await client.chat.completions.create(
                 model=MODEL,
                 messages=_MESSAGES,
-                tools=[{"type": "function", "function": {"name": "f"}}],
+                tools=[{"type": "function", "function": {"name": "f f"}}],
             )
-    assert (template.value.param, tools.value.param) == ("messages", "tools")
+    assert (template.value.param, tools.value.param) == ("messages", "tools[0].function.name")
     assert template.value.request_id
     assert template.value.request_id != tools.value.request_id
 

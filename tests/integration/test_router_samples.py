@@ -164,7 +164,7 @@ async def test_tokens_and_back() -> None:
         ),
         ("/tokenize", {"messages": [{"role": "user", "content": "a"}]}, 400, "messages"),
         ("/tokenize", {"messages": []}, 400, "messages"),
-        ("/tokenize", {"prompt": "a", "tools": [{}]}, 400, "tools"),
+        ("/tokenize", {"prompt": "a", "tools": [{}]}, 400, "tools[0].type"),
         ("/tokenize", {"prompt": "a", "model": "other"}, 404, "model"),
         ("/detokenize", {}, 400, "tokens"),
         ("/detokenize", {"tokens": [5, 999]}, 400, "tokens"),

@@ -7,7 +7,7 @@ after it, usage, leaving clients) is here, once.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,13 +19,14 @@ from pydantic import BaseModel
 from services.router.generation import End, Job, Piece, TextGenerator
 from services.router.merge import merge
 from services.router.openai.errors import error_body
-from services.router.openai.schema import GenerationRequest, Steps, StopReason, UsageBody
-from services.router.openai.usage import usage_body
+from services.router.openai.request_schema import GenerationRequest
+from services.router.openai.schema import Answer, Steps, StopReason
+from services.router.openai.usage import Tally
 from services.router.sse import DONE, EventStream, event, unless_disconnected
 from sluice.errors import InternalError, SluiceError
 from sluice.rpc.messages import Tokens
 from sluice.telemetry.logging import get_logger
-from sluice.types import FinishReason, RequestId
+from sluice.types import FinishReason, PromptLogprobs, RequestId
 
 _STOP_REASONS: dict[FinishReason, StopReason] = {
     FinishReason.STOP: "stop",
@@ -41,36 +42,36 @@ class Head:
     id: str
     created: int
     model: str
-    with_usage: bool
     with_ids: bool
 
 
 @dataclass(frozen=True)
 class Part:
-    """Text of one choice: all of it, or what one chunk adds. ``reason`` only at the end."""
+    """Text of one choice: all of it, or what one chunk adds. ``end`` only at the end."""
 
     index: int
     text: str
     steps: Sequence[Tokens]
-    reason: FinishReason | None
+    scored: PromptLogprobs | None
+    end: End | None
 
     @property
-    def finish_reason(self) -> StopReason | None:
-        return None if self.reason is None else _STOP_REASONS[self.reason]
+    def stop_reason(self) -> StopReason | None:
+        return None if self.end is None else _STOP_REASONS[self.end.reason]
 
 
 class Face(Protocol):
-    """How an endpoint writes its answers. Fields that aren't set aren't sent."""
+    """How an endpoint writes the answers to one body."""
 
-    def whole(self, head: Head, parts: Sequence[Part], usage: UsageBody) -> BaseModel: ...
+    def whole(self, parts: Sequence[Part]) -> Answer: ...
 
-    def opening(self, head: Head, index: int) -> BaseModel | None:
-        """A chunk before the first one of a choice, if the endpoint has such a thing."""
+    def chunks(self, part: Part) -> Iterable[Answer]:
+        """What to send for ``part``; parts of a choice come in order. May be nothing yet."""
         ...
 
-    def chunk(self, head: Head, part: Part) -> BaseModel: ...
-
-    def usage_chunk(self, head: Head, usage: UsageBody) -> BaseModel: ...
+    def last(self) -> Answer:
+        """A chunk without choices, for usage."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -81,19 +82,26 @@ class Order:
     jobs: tuple[Job, ...]
     samples: int
     stream: bool
+    with_usage: bool
+    with_running_usage: bool
 
     @classmethod
     def of(
         cls, body: GenerationRequest, jobs: tuple[Job, ...], request_id: RequestId, model: str
     ) -> Order:
-        head = Head(
-            id=request_id,
-            created=int(time.time()),
-            model=model,
-            with_usage=not body.stream or body.wants_usage(),
-            with_ids=bool(body.return_token_ids),
+        return cls(
+            head=Head(
+                id=request_id,
+                created=int(time.time()),
+                model=model,
+                with_ids=bool(body.return_token_ids),
+            ),
+            jobs=jobs,
+            samples=body.n or 1,
+            stream=bool(body.stream),
+            with_usage=body.wants_usage(),
+            with_running_usage=body.wants_running_usage(),
         )
-        return cls(head, jobs, body.n or 1, bool(body.stream))
 
 
 async def respond(order: Order, face: Face, generator: TextGenerator, request: Request) -> Response:
@@ -117,20 +125,15 @@ def add_steps(choice: Steps, head: Head, part: Part) -> None:
 async def _collect(
     order: Order, face: Face, pieces: AsyncGenerator[tuple[int, Piece]]
 ) -> BaseModel:
-    texts = [""] * len(order.jobs)
-    steps: list[list[Tokens]] = [[] for _ in order.jobs]
-    ends: dict[int, End] = {}
+    got: list[list[Piece]] = [[] for _ in order.jobs]
+    tally = Tally(order.jobs, order.samples)
     async with aclosing(pieces):
         async for index, piece in pieces:
-            texts[index] += piece.text
-            steps[index] += piece.steps
-            if piece.end is not None:
-                ends[index] = piece.end
-    parts = [
-        Part(index, texts[index], steps[index], ends[index].reason)
-        for index in range(len(order.jobs))
-    ]
-    return face.whole(order.head, parts, _usage(order, ends))
+            got[index].append(piece)
+            tally.count(index, piece)
+    answer = face.whole([_joined(index, mine) for index, mine in enumerate(got)])
+    answer.usage = tally.total()
+    return answer
 
 
 async def _events(
@@ -139,38 +142,42 @@ async def _events(
     first: tuple[int, Piece],
     rest: AsyncGenerator[tuple[int, Piece]],
 ) -> AsyncGenerator[bytes]:
-    """SSE events. A failure becomes an error event, and then no [DONE] follows."""
-    ends: dict[int, End] = {}
-    opened: set[int] = set()
+    """SSE events. A failure becomes an error event, and then no [DONE] follows.
+
+    Usage comes before the error: clients stop reading at that.
+    """
+    tally = Tally(order.jobs, order.samples)
+    failure: SluiceError | None = None
     try:
         async with aclosing(rest):
             async for index, piece in _chain(first, rest):
-                if index not in opened:
-                    opened.add(index)
-                    if (opening := face.opening(order.head, index)) is not None:
-                        yield event(_json(opening))
-                if piece.end is not None:
-                    ends[index] = piece.end
-                reason = piece.end.reason if piece.end else None
-                part = Part(index, piece.text, piece.steps, reason)
-                yield event(_json(face.chunk(order.head, part)))
+                tally.count(index, piece)
+                part = Part(index, piece.text, piece.steps, piece.scored, piece.end)
+                for chunk in face.chunks(part):
+                    if order.with_usage:
+                        running = order.with_running_usage
+                        chunk.usage = tally.of(index) if running else None
+                    yield event(_json(chunk))
     except SluiceError as error:
         _log.warning("stream_failed", code=error.code, error=str(error))
-        yield event(error_body(error).model_dump_json())
-        return
+        failure = error
     except Exception as error:
         _log.error("router_untyped_error", exc_info=error)
-        bug = InternalError(f"{type(error).__name__} in the router", stage="route")
-        yield event(error_body(bug).model_dump_json())
-        return
-    if order.head.with_usage:
-        yield event(_json(face.usage_chunk(order.head, _usage(order, ends))))
-    yield DONE
+        failure = InternalError(f"{type(error).__name__} in the router", stage="route")
+    if order.with_usage:
+        last = face.last()
+        last.usage = tally.total()
+        yield event(_json(last))
+    yield DONE if failure is None else event(error_body(failure).model_dump_json())
 
 
-def _usage(order: Order, ends: dict[int, End]) -> UsageBody:
-    assert len(ends) == len(order.jobs), "an answer ended without saying how"
-    return usage_body([ends[index] for index in range(len(order.jobs))], order.samples)
+def _joined(index: int, pieces: Sequence[Piece]) -> Part:
+    """All pieces of one choice as one part."""
+    assert pieces, "an answer ended without saying how"
+    scored = next((piece.scored for piece in pieces if piece.scored is not None), None)
+    text = "".join(piece.text for piece in pieces)
+    steps = [step for piece in pieces for step in piece.steps]
+    return Part(index, text, steps, scored, pieces[-1].end)
 
 
 async def _chain(

@@ -6,56 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator
 
-from services.router.openai.policy import CHAT_OFF, MESSAGE_OFF, CheckedBody, Off, checked_text
-from services.router.openai.schema import Answer, GenerationRequest, Steps, StopReason, UsageBody
+from services.router.openai.logprobs import ChatLogprobs, PromptScores
+from services.router.openai.messages import ChatMessage
+from services.router.openai.policy import CHAT_OFF, Off
+from services.router.openai.request_schema import MAX_ALTERNATIVES, GenerationRequest
+from services.router.openai.schema import Answer, Steps, StopReason
+from services.router.openai.tool_schema import (
+    TOOL_CHOICE_SCHEMA,
+    AnsweredCall,
+    CallDelta,
+    ToolBody,
+    ToolChoice,
+    parse_tool_choice,
+)
 from sluice.errors import BadRequest
 from sluice.text.chat import Message
-
-_CONTENT_FORMS = "must be a string or a list of text parts"
-_PART_SCHEMA = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-}
-_CONTENT_SCHEMA: list[Any] = [
-    {"type": "string"},
-    {"type": "array", "items": _PART_SCHEMA, "minItems": 1},
-]
-
-
-class ChatMessage(CheckedBody):
-    """One turn. Text parts are joined by line breaks."""
-
-    off: ClassVar[Off] = MESSAGE_OFF
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Any = Field(json_schema_extra={"anyOf": _CONTENT_SCHEMA})
-    name: str | None = None
-    reasoning_content: str | None = None
-
-    @field_validator("content")
-    @classmethod
-    def _known_form(cls, value: Any) -> Any:
-        text_of(value)
-        return value
-
-    @field_validator("name", "reasoning_content")
-    @classmethod
-    def _valid_text(cls, value: str | None) -> str | None:
-        return None if value is None else checked_text(value)
-
-    @model_validator(mode="after")
-    def _no_tools(self) -> ChatMessage:
-        try:
-            self.check_extra()
-        except BadRequest as error:
-            raise ValueError(error.message) from error
-        return self
-
-    def turn(self) -> Message:
-        return Message(self.role, text_of(self.content), self.name, self.reasoning_content)
+from sluice.text.tools import Tool
 
 
 class TemplateFields(Protocol):
@@ -64,6 +32,7 @@ class TemplateFields(Protocol):
     add_special_tokens: bool | None
     add_generation_prompt: bool | None
     chat_template_kwargs: dict[str, Any] | None
+    reasoning_effort: str | None
 
 
 @dataclass(frozen=True)
@@ -71,37 +40,24 @@ class Chat:
     """What a prompt is rendered from. A template writes its own special tokens unless told."""
 
     turns: tuple[Message, ...]
+    tools: tuple[Tool, ...]
     add_special_tokens: bool
     add_generation_prompt: bool
     variables: Mapping[str, object]
+    reasoning_effort: str | None
 
     @classmethod
-    def of(cls, messages: Sequence[ChatMessage], fields: TemplateFields) -> Chat:
+    def of(
+        cls, messages: Sequence[ChatMessage], tools: Sequence[Tool], fields: TemplateFields
+    ) -> Chat:
         return cls(
             turns=tuple(message.turn() for message in messages),
+            tools=tuple(tools),
             add_special_tokens=bool(fields.add_special_tokens),
             add_generation_prompt=fields.add_generation_prompt is not False,
             variables=fields.chat_template_kwargs or {},
+            reasoning_effort=fields.reasoning_effort,
         )
-
-
-def text_of(content: Any) -> str:
-    """The text of a message's ``content``. Raises ValueError for anything but text."""
-    if isinstance(content, str):
-        return checked_text(content)
-    if not isinstance(content, list) or not content:
-        raise ValueError(_CONTENT_FORMS)
-    return "\n".join(_part_text(part) for part in content)
-
-
-def _part_text(part: Any) -> str:
-    if not isinstance(part, dict):
-        raise ValueError(_CONTENT_FORMS)
-    if part.get("type") != "text":
-        raise ValueError(f"a part of type {part.get('type')!r} is not supported, only text is")
-    if not isinstance(part.get("text"), str):
-        raise ValueError("a text part has no text")
-    return checked_text(part["text"])
 
 
 class ChatRequest(GenerationRequest):
@@ -111,14 +67,44 @@ class ChatRequest(GenerationRequest):
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_ALTERNATIVES)
+    tools: list[ToolBody] | None = None
+    tool_choice: Any = Field(default=None, json_schema_extra={"anyOf": TOOL_CHOICE_SCHEMA})
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
+    @field_validator("tool_choice")
+    @classmethod
+    def _known_choice(cls, value: Any) -> Any:
+        parse_tool_choice(value)
+        return value
+
+    def choice_of_tools(self) -> ToolChoice:
+        """Without tools there is nothing to call."""
+        choice = parse_tool_choice(self.tool_choice)
+        return choice or ToolChoice("auto" if self.tools else "none")
+
+    def callable_tools(self) -> tuple[Tool, ...]:
+        """The tools the model hears of: none when it may call none."""
+        if self.choice_of_tools().kind == "none":
+            return ()
+        return tuple(tool.tool() for tool in self.tools or ())
+
     def chat(self) -> Chat:
-        return Chat.of(self.messages, self)
+        return Chat.of(self.messages, self.callable_tools(), self)
+
+    def answer_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def asked_tokens(self) -> int | None:
         """The answer's limit under either name; None when the body leaves it to the context."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def check_together(self) -> None:
+        super().check_together()
         old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new is not None and old != new:
             raise BadRequest(
@@ -126,26 +112,44 @@ class ChatRequest(GenerationRequest):
                 field="max_completion_tokens",
                 remedy="send one of them",
             )
-        return old if new is None else new
+        if self.top_logprobs and not self.logprobs:
+            raise BadRequest("top_logprobs only goes with logprobs", field="top_logprobs")
+        self._check_tool_choice()
+
+    def _check_tool_choice(self) -> None:
+        choice = parse_tool_choice(self.tool_choice)
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise BadRequest("two tools have the same name", field="tools")
+        if choice is None or choice.kind in ("none", "auto"):
+            return
+        if not names:
+            raise BadRequest("tool_choice only goes with tools", field="tool_choice")
+        if choice.kind == "function" and choice.name not in names:
+            raise BadRequest(f"no tool is called {choice.name!r}", field="tool_choice")
 
 
 class AnswerMessage(BaseModel):
+    """``reasoning_content`` and ``tool_calls`` are there when the model wrote some."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: str | None = None
+    tool_calls: list[AnsweredCall] | None = None
 
 
 class ChatChoice(Steps):
     index: int
     message: AnswerMessage
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: StopReason
 
 
 class ChatCompletion(Answer):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
-    usage: UsageBody | None = None
+    prompt_logprobs: PromptScores | None = None
 
 
 class Delta(BaseModel):
@@ -153,16 +157,17 @@ class Delta(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallDelta] | None = None
 
 
 class ChunkChoice(Steps):
     index: int
     delta: Delta
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: StopReason | None
 
 
 class ChatChunk(Answer):
     object: Literal["chat.completion.chunk"]
     choices: list[ChunkChoice]
-    usage: UsageBody | None = None

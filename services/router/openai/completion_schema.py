@@ -6,8 +6,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from services.router.openai.logprobs import PromptScores, TextLogprobs
 from services.router.openai.policy import COMPLETION_OFF, Off, checked_text
-from services.router.openai.schema import Answer, GenerationRequest, Steps, StopReason, UsageBody
+from services.router.openai.request_schema import MAX_ALTERNATIVES, GenerationRequest
+from services.router.openai.schema import Answer, Steps, StopReason
 
 Prompt = str | tuple[int, ...]
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -21,11 +23,13 @@ _PROMPT_SCHEMA: list[Any] = [
 
 
 class CompletionRequest(GenerationRequest):
-    """``POST /v1/completions``."""
+    """``POST /v1/completions``. ``max_tokens`` 0 reads the prompt and writes nothing."""
 
     off: ClassVar[Off] = COMPLETION_OFF
 
     prompt: Any = Field(json_schema_extra={"anyOf": _PROMPT_SCHEMA})
+    echo: bool | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_ALTERNATIVES)
 
     @field_validator("prompt")
     @classmethod
@@ -36,6 +40,14 @@ class CompletionRequest(GenerationRequest):
     def prompts(self) -> tuple[Prompt, ...]:
         """The prompts, each a text or token ids; at least one."""
         return parse_prompts(self.prompt)
+
+    def answer_logprobs(self) -> int | None:
+        return self.logprobs
+
+    def scored_prompt(self) -> int | None:
+        """An echo has the prompt's logprobs too, when there are any."""
+        wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((count for count in wanted if count is not None), default=None)
 
 
 def parse_prompts(value: Any) -> tuple[Prompt, ...]:
@@ -62,10 +74,13 @@ def _is_id(value: Any) -> bool:
 
 
 class Choice(Steps):
+    """``prompt_logprobs`` only when the body asked for them."""
+
     index: int
     text: str
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
     finish_reason: StopReason | None = None
+    prompt_logprobs: PromptScores | None = None
 
 
 class Completion(Answer):
@@ -73,4 +88,3 @@ class Completion(Answer):
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[Choice]
-    usage: UsageBody | None = None

@@ -30,6 +30,10 @@ _TYPES = {
     504: "timeout_error",
 }
 _RETRY_AFTER_S = 1
+# Fields with objects inside, and no unions on the way.
+_NESTED = frozenset(
+    {"messages", "tools", "response_format", "structured_outputs", "stream_options"}
+)
 _log = get_logger(__name__)
 
 
@@ -120,13 +124,14 @@ async def on_bug(request: Request, error: Exception) -> JSONResponse:
 def _field(path: Sequence[Any]) -> str:
     """``messages[0].role``, and the bare name where a path goes on in pydantic's own terms."""
     match path:
-        case [name, int(index), str(part), *_]:
-            return f"{name}[{index}].{part}"
-        case [name, int(index), *_]:
+        case []:
+            return ""
+        case [name, int(index), *_] if name not in _NESTED:
             return f"{name}[{index}]"
-        case [name, *_]:
+        case [name, *_] if name not in _NESTED:
             return str(name)
-    return ""
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return "".join(steps).removeprefix(".")
 
 
 def _short(value: Any) -> str:

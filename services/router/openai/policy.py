@@ -3,7 +3,7 @@
 Real clients send more than any one server knows, so a field is judged by what it would do:
 
 * a known field is used;
-* a field that would change the answer (``tools``, ``logprobs``, ``logit_bias``, ...) is accepted at the values
+* a field that would change the answer (``best_of``, ``suffix``, ``audio``, ...) is accepted at the values
   that mean "off" and otherwise refused with 400 naming it: never a 200 with another answer;
 * fields without influence on the answer (``user``, ``metadata``, ...) are ignored;
 * any other field is ignored, and named in the log.
@@ -26,60 +26,45 @@ Off = Mapping[str, tuple[Any, ...]]
 _SHARED: Off = {
     "allowed_token_ids": (),
     "bad_words": ([],),
-    "best_of": (1,),
-    "echo": (False,),
-    "frequency_penalty": (0,),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "presence_penalty": (0,),
-    "prompt_logprobs": (),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "skip_special_tokens": (True,),
-    "structured_outputs": (),
+    "logits_processors": ([],),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
-COMPLETION_OFF: Off = {**_SHARED, "logprobs": (), "max_completion_tokens": (), "suffix": ("",)}
+COMPLETION_OFF: Off = {**_SHARED, "max_completion_tokens": (), "suffix": ("",)}
 TEMPLATE_OFF: Off = {
     "chat_template": (),
     "continue_final_message": (False,),
     "documents": ([],),
-    "tools": ([],),
 }
 CHAT_OFF: Off = {
     **_SHARED,
     **TEMPLATE_OFF,
     "audio": (),
+    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "prediction": (),
-    "reasoning_effort": (),
-    "tool_choice": ("none", "auto"),  # without tools, "auto" chooses none
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-MESSAGE_OFF: Off = {"audio": (), "function_call": (), "tool_call_id": (), "tool_calls": ([],)}
+MESSAGE_OFF: Off = {"audio": (), "function_call": ()}
 _NO_INFLUENCE = frozenset(
     {
         "attempt_id",
         "metadata",
-        "parallel_tool_calls",  # there are no tools
         "priority",
         "prompt_cache_key",
         "prompt_cache_retention",
         "request_id",
         "safety_identifier",
         "service_tier",
+        "spaces_between_special_tokens",  # one text a token, whatever stands beside it
         "store",
         "user",
     }
@@ -89,7 +74,7 @@ _NO_INFLUENCE = frozenset(
 class CheckedBody(BaseModel):
     """A body whose unknown fields are judged by ``off``."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
     off: ClassVar[Off] = {}
 
     def check_extra(self) -> tuple[str, ...]:

@@ -1,75 +1,12 @@
-"""What the bodies of both generating endpoints share, and the bodies about models."""
+"""What answers of both generating endpoints share, and the bodies about models."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel
 
-from services.router.openai.policy import CheckedBody, checked_text
-from sluice.types import Sampling
-
-_MAX_STOPS = 16
-StopReason = Literal["stop", "length"]
-
-
-class StreamOptions(BaseModel):
-    include_usage: bool = False
-
-
-class GenerationRequest(CheckedBody):
-    """Fields of both endpoints. Those after ``stream_options`` are extensions."""
-
-    model: str | None = None
-    max_tokens: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    n: int | None = Field(default=None, ge=1)
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    top_k: int | None = Field(default=None, ge=-1, lt=1 << 31)
-    ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    add_special_tokens: bool | None = None
-    timeout_s: float | None = Field(default=None, gt=0)
-    return_token_ids: bool | None = None
-
-    @field_validator("stop")
-    @classmethod
-    def _usable_stops(cls, value: str | list[str] | None) -> str | list[str] | None:
-        stops = [value] if isinstance(value, str) else value or []
-        if len(stops) > _MAX_STOPS:
-            raise ValueError(f"at most {_MAX_STOPS} stop strings")
-        if not all(stops) and value != "":
-            raise ValueError("a stop string is empty")
-        for stop in stops:
-            checked_text(stop)
-        return value
-
-    def stops(self) -> tuple[str, ...]:
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return tuple(stop for stop in stops if stop)
-
-    def wants_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    def sampling(
-        self, max_tokens: int, eos_token_ids: tuple[int, ...], drawn_seed: int
-    ) -> Sampling:
-        """OpenAI's defaults: temperature 1. ``drawn_seed`` serves when none is given."""
-        eos = () if self.ignore_eos else eos_token_ids
-        return Sampling(
-            max_tokens=max_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=max(self.top_k or 0, 0),
-            seed=drawn_seed if self.seed is None else self.seed % (1 << 64),
-            stop_token_ids=tuple(dict.fromkeys((*(self.stop_token_ids or ()), *eos))),
-            ignore_eos=bool(self.ignore_eos),
-        )
+StopReason = Literal["stop", "length", "tool_calls"]
 
 
 class PromptTokensDetails(BaseModel):
@@ -88,13 +25,16 @@ class ServingDetails(BaseModel):
 
 
 class UsageBody(BaseModel):
-    """``prompt_tokens_details`` is null when a stop string cut the answer before prefill reported."""
+    """``prompt_tokens_details`` is null when an answer was cut before prefill reported.
+
+    ``sluice`` is only there when all answers have ended.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
-    sluice: ServingDetails
+    sluice: ServingDetails | None = None
 
 
 class Steps(BaseModel):
@@ -105,12 +45,14 @@ class Steps(BaseModel):
 
 
 class Answer(BaseModel):
-    """What a whole answer and a chunk of a stream have in common."""
+    """What a whole answer and a chunk of a stream have in common. Fields that aren't set aren't sent."""
 
     id: str
     object: str
     created: int
     model: str
+    choices: list[Any]
+    usage: UsageBody | None = None
 
 
 class Model(BaseModel):

@@ -9,10 +9,12 @@ from typing import Any, ClassVar
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, field_validator
 
-from services.router.openai.chat_schema import Chat, ChatMessage
+from services.router.openai.chat_schema import Chat
 from services.router.openai.errors import ANSWERS
 from services.router.openai.intake import Intake, warn_ignored
+from services.router.openai.messages import ChatMessage
 from services.router.openai.policy import TEMPLATE_OFF, CheckedBody, Off, checked_text
+from services.router.openai.tool_schema import ToolBody
 from sluice.errors import BadRequest
 
 
@@ -26,6 +28,8 @@ class TokenizeRequest(CheckedBody):
     messages: list[ChatMessage] | None = Field(default=None, min_length=1)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    tools: list[ToolBody] | None = None
+    reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
@@ -73,7 +77,7 @@ def token_routes(intake: Intake) -> APIRouter:
     async def detokenize(body: DetokenizeRequest) -> Detokenized:
         warn_ignored(body)
         intake.check_model(body.model)
-        intake.check_ids(body.tokens, "tokens")
+        intake.prompts.check_ids(body.tokens, "tokens")
         decode = partial(intake.tokenizer.decode, skip_special_tokens=False)
         return Detokenized(prompt=await asyncio.to_thread(decode, body.tokens))
 
@@ -84,7 +88,8 @@ async def _ids(intake: Intake, body: TokenizeRequest) -> tuple[int, ...]:
     if (body.prompt is None) == (body.messages is None):
         raise BadRequest("send either prompt or messages", field="prompt")
     if body.messages is not None:
-        return await intake.chat_ids(Chat.of(body.messages, body))
+        tools = [tool.tool() for tool in body.tools or ()]
+        return (await intake.prompts.chat(Chat.of(body.messages, tools, body))).ids
     assert body.prompt is not None
     special = body.add_special_tokens is not False
-    return await intake.text_ids(body.prompt, add_special_tokens=special)
+    return await intake.prompts.ids(body.prompt, add_special_tokens=special)
