@@ -80,8 +80,11 @@ class GrammarMatcher:
     def _reason(self) -> SluiceError | None:
         if not self._inner.is_error():
             return None
+        reason = self._inner.get_error().partition("\n")[
+            0
+        ]  # the rest describes the parser's inside
         return BadRequest(
-            f"the grammar grew too complex to follow: {self._inner.get_error()}",
+            f"the grammar can't be followed any further: {reason}",
             field="grammar",
             stage="grammar",
             remedy="simplify it",

@@ -87,7 +87,7 @@ class TokenCounts:
 
     def __init__(self, prompt: Sequence[int], vocab_size: int, device: torch.device) -> None:
         self.in_prompt_V = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-        self.in_prompt_V[torch.tensor(prompt, device=device)] = True
+        self.in_prompt_V[torch.tensor(prompt, dtype=torch.int64, device=device)] = True
         self._output_V = torch.zeros(vocab_size, dtype=torch.float32, device=device)
         self._taken = 0
 

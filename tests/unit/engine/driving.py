@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sluice.engine.core import EngineCore
-from sluice.engine.outputs import ChunkReady, Failed, Output, Reserved
+from sluice.engine.outputs import ChunkReady, Failed, Output, Prefilled, Reserved
 from sluice.errors import SluiceError
-from sluice.types import FinishReason, Request, RequestId, TokenEvent
+from sluice.types import FinishReason, Logprobs, PromptLogprobs, Request, RequestId, TokenEvent
 from tests.unit.engine.toy_model import copy_state
 
 MAX_STEPS = 5000
@@ -25,6 +25,8 @@ class Story:
     accepted: list[int | None] = field(default_factory=list)
     finish: FinishReason | None = None
     error: SluiceError | None = None
+    logprobs: list[Logprobs] = field(default_factory=list)
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 def tell(stories: dict[RequestId, Story], outputs: Sequence[Output]) -> None:
@@ -34,6 +36,8 @@ def tell(stories: dict[RequestId, Story], outputs: Sequence[Output]) -> None:
             story.tokens.extend(output.token_ids)
             story.accepted.append(output.accepted_drafts)
             story.finish = output.finish_reason
+            story.logprobs.extend(output.logprobs)
+            story.prompt_logprobs = output.prompt_logprobs or story.prompt_logprobs
         elif isinstance(output, Failed):
             story.error = output.error
 
@@ -72,7 +76,9 @@ def hand_over(
     for one in requests:
         prefill.submit(one, lambda chunk: chunks.__setitem__(chunk.request_id, chunk))
         decode.submit(one)
-    run_until_idle(prefill)
+    outcomes = {
+        o.request_id: o.outcome for o in run_until_idle(prefill) if isinstance(o, Prefilled)
+    }
     reservations = {
         o.request_id: o.reservation for o in run_until_idle(decode) if isinstance(o, Reserved)
     }
@@ -89,7 +95,8 @@ def hand_over(
             with_draft=with_draft,
         )
         prefill.release(name)
-        decode.adopt(name, chunk.first_token, draft_valid=with_draft)
+        first_logprobs = outcomes[name].first_logprobs
+        decode.adopt(name, chunk.first_token, with_draft, first_logprobs)
     stories: dict[RequestId, Story] = {}
     tell(stories, decode.drain())
     for count in itertools.count():
@@ -102,6 +109,8 @@ def hand_over(
         tell(stories, decode.drain())
         if not worked:
             break
+    for name, outcome in outcomes.items():
+        stories[name].prompt_logprobs = outcome.prompt_logprobs
     assert prefill.memory.at_baseline()
     assert decode.memory.at_baseline()
     return stories

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sluice.config import EngineConfig, PoolConfig, PoolMode, SpecConfig
 from sluice.engine.core import EngineCore
+from sluice.grammar.compiler import Grammars
 from sluice.layout.component import Coverage, Kind, Owner
 from sluice.layout.span import pair_runs, physical_row, span
 from sluice.models.base import DraftModel, ForwardBatch, ModelInfo
@@ -224,6 +225,7 @@ def toy_core(
     target: ToyTarget | None = None,
     config: EngineConfig | None = None,
     pool: PoolConfig | None = None,
+    grammars: Grammars | None = None,
 ) -> EngineCore:
     """A toy engine; ``steps=0`` runs without a draft."""
     target = target or ToyTarget()
@@ -233,7 +235,14 @@ def toy_core(
     needs = (*target.state_needs(pool.kv_dtype), *draft.state_needs(pool.kv_dtype))
     memory = build_memory(needs, pool, spec.verify_tokens)
     return EngineCore(
-        role, target, draft if steps else None, memory, spec, config or EngineConfig(), pool
+        role,
+        target,
+        draft if steps else None,
+        memory,
+        spec,
+        config or EngineConfig(),
+        pool,
+        grammars,
     )
 
 

@@ -40,6 +40,32 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, kept: int) -
     assert sum(p > 0 for p in _probs(top_p=top_p)) == kept
 
 
+@pytest.mark.parametrize(
+    ("min_p", "kept"), [(0.0, 4), (0.24, 4), (0.26, 2), (0.49, 2), (0.51, 1), (1.0, 1)]
+)
+def test_min_p_keeps_what_is_near_enough_to_the_best(min_p: float, kept: int) -> None:
+    probs = _probs(min_p=min_p)
+    assert sum(p > 0 for p in probs) == kept
+    assert sum(probs) == pytest.approx(1.0)
+
+
+def test_min_p_comes_after_temperature_and_before_top_p() -> None:
+    """At temperature 0.5 the ratios are squared: 0.25 / 0.5 becomes 1/4. What min-p cuts, top-p doesn't count."""
+    assert sum(p > 0 for p in _probs(min_p=0.3, temperature=0.5)) == 1
+    assert sum(p > 0 for p in _probs(min_p=0.3, temperature=1.0)) == 2
+    assert _probs(min_p=0.3, top_p=0.66) == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_tokens_that_are_forbidden_stay_so_under_every_setting() -> None:
+    logits = LOGITS.clone()
+    logits[0, 0] = float("-inf")
+    for extra in ({}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.2}, {"temperature": 0.0}):
+        chosen = Sampling(**{"temperature": 1.0, **extra})  # type: ignore[arg-type]
+        probs = distribution(logits, [chosen])[0]
+        assert float(probs[0]) == 0.0
+        assert float(probs.sum()) == pytest.approx(1.0)
+
+
 def test_top_p_counts_what_top_k_left() -> None:
     assert _probs(top_k=2, top_p=0.6) == [1.0, 0.0, 0.0, 0.0]
 
@@ -50,8 +76,9 @@ def test_rows_do_not_influence_one_another() -> None:
         Sampling(temperature=1.0),
         Sampling(temperature=2.0, top_k=2),
         Sampling(temperature=0.7, top_p=0.6),
+        Sampling(temperature=0.7, min_p=0.3),
     ]
-    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
+    logits = torch.randn(5, 9, generator=torch.Generator().manual_seed(0))
     together = distribution(logits, settings)
     for i, one in enumerate(settings):
         assert torch.equal(together[i : i + 1], distribution(logits[i : i + 1], [one]))

@@ -1,0 +1,121 @@
+"""Grammars of each kind compile; what doesn't is refused with the reason."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from llguidance import LLTokenizer
+
+from sluice.errors import BadRequest
+from sluice.grammar.compiler import (
+    JSON_WHITESPACE,
+    MAX_GRAMMAR_BYTES,
+    NO_GRAMMARS,
+    GrammarCompiler,
+    grammars_of,
+)
+from sluice.types import Grammar, GrammarKind
+from tests.unit.grammar.letters import EOS, TEXTS, letters, load_letters
+
+MODEL = Path(__file__).parents[3] / "models" / "tiny-dsv4"
+VOCAB = 512
+
+
+def _allows(grammar: Grammar, text: str) -> bool:
+    """Whether the shipped model can write exactly ``text`` and end there."""
+    tokenizer = LLTokenizer(str(MODEL / "tokenizer.json"))
+    matcher = grammars_of(MODEL, VOCAB, (1,)).matcher(grammar)
+    output: list[int] = []
+    for token in [*tokenizer.tokenize_str(text), 1]:
+        matcher.follow(output)
+        if not matcher.allowed([])[0, token]:
+            return False
+        output.append(token)
+    assert matcher.failure is None
+    return True
+
+
+@pytest.mark.parametrize(
+    ("grammar", "good", "bad"),
+    [
+        (Grammar(GrammarKind.JSON_OBJECT), '{"a": [1, {"b": null}]}', "[1]"),
+        (
+            Grammar(
+                GrammarKind.JSON_SCHEMA,
+                json.dumps(
+                    {
+                        "type": "object",
+                        "properties": {"a": {"type": "integer"}},
+                        "required": ["a"],
+                        "additionalProperties": False,
+                    }
+                ),
+            ),
+            '{"a": -7}',
+            '{"a": "x"}',
+        ),
+        (Grammar(GrammarKind.REGEX, "(yes|no)!?"), "no!", "nope"),
+        (Grammar(GrammarKind.LARK, 'start: "a" start "b" | "c"'), "aacbb", "aacb"),
+    ],
+)
+def test_each_kind_allows_its_texts_only(grammar: Grammar, good: str, bad: str) -> None:
+    assert _allows(grammar, good)
+    assert not _allows(grammar, bad)
+
+
+def test_blank_space_in_json_has_an_end() -> None:
+    assert JSON_WHITESPACE.endswith("{1,64}")
+    json_object = Grammar(GrammarKind.JSON_OBJECT)
+    assert _allows(json_object, "{" + " " * 30 + "}")
+    assert not _allows(json_object, "{" + " " * 70 + "}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "reason"),
+    [
+        (GrammarKind.REGEX, "(", "unclosed group"),
+        (GrammarKind.LARK, "start: nobody", 'unknown name: "nobody"'),
+        (GrammarKind.JSON_SCHEMA, "{", "not JSON"),
+        (GrammarKind.JSON_SCHEMA, "[" * 100_000, "not JSON"),
+        (GrammarKind.JSON_SCHEMA, "[]", "a list, must be an object"),
+        (GrammarKind.JSON_SCHEMA, '{"type": "nope"}', "Invalid type: nope"),
+        (GrammarKind.JSON_SCHEMA, '{"not": {}}', "Unimplemented keys"),
+        (GrammarKind.REGEX, "a" * (MAX_GRAMMAR_BYTES + 1), f"more than {MAX_GRAMMAR_BYTES} bytes"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_the_reason(
+    kind: GrammarKind, text: str, reason: str
+) -> None:
+    with pytest.raises(BadRequest, match=reason) as refused:
+        letters().matcher(Grammar(kind, text))
+    assert refused.value.field == "grammar"
+
+
+def test_a_folder_without_tokenizer_or_end_has_no_grammars(tmp_path: Path) -> None:
+    assert grammars_of(tmp_path, VOCAB, (1,)) is NO_GRAMMARS
+    assert grammars_of(MODEL, VOCAB, ()) is NO_GRAMMARS
+    with pytest.raises(BadRequest, match=r"no tokenizer\.json") as refused:
+        NO_GRAMMARS.matcher(Grammar(GrammarKind.JSON_OBJECT))
+    assert refused.value.field == "grammar"
+
+
+def test_the_tokenizer_is_read_once_however_many_threads_ask_first() -> None:
+    loads: list[int] = []
+
+    def load() -> LLTokenizer:
+        loads.append(1)
+        return load_letters()
+
+    compiler = GrammarCompiler(load, len(TEXTS), (EOS,))
+    ask = [
+        threading.Thread(target=compiler.matcher, args=(Grammar(GrammarKind.REGEX, "a"),))
+        for _ in range(8)
+    ]
+    for thread in ask:
+        thread.start()
+    for thread in ask:
+        thread.join()
+    assert loads == [1]
