@@ -36,9 +36,9 @@ SAMPLING = Sampling(temperature=0.8, top_k=9, max_tokens=4, ignore_eos=True)
 PENALISED = replace(
     SAMPLING,
     temperature=1.5,
-    frequency_penalty=1.0,
-    presence_penalty=0.5,
-    repetition_penalty=1.1,
+    frequency_penalty=1.5,
+    presence_penalty=0.8,
+    repetition_penalty=1.2,
     min_p=0.01,
 )
 FLAT = torch.zeros(MODULUS, VOCAB)  # a draft that guesses, so that any token may be an accepted one
