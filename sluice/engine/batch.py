@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sluice.pools.backup import EarlierState
 from sluice.pools.base import RequestTables
 from sluice.spec.steering import Steering
 from sluice.types import Logprobs, RequestId, Sampling
@@ -69,13 +70,14 @@ class StepPlan:
 @dataclass(frozen=True)
 class DecodeResult:
     """``accepted`` drafts stand; ``token_ids`` are those plus one. ``drafted`` is how many were
-    verified. ``logprobs`` has one entry a token, when asked for.
+    verified. ``logprobs`` has one entry a token, when asked for; ``reached`` is state to keep for reuse.
     """
 
     token_ids: tuple[int, ...]
     accepted: int
     drafted: int
     logprobs: tuple[Logprobs, ...] = ()
+    reached: EarlierState | None = None
 
     @classmethod
     def first(cls, token_id: int, logprobs: Logprobs | None) -> DecodeResult:

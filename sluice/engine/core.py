@@ -51,13 +51,12 @@ from sluice.grammar.matcher import Matcher
 from sluice.layout.layout import Layout, Parallelism
 from sluice.models.base import DraftModel, ModelInfo, TargetModel
 from sluice.models.dspark.model import DSparkDraft
-from sluice.models.snapshots import SnapshotGrid
 from sluice.parallel.group import SINGLE, Parallel
 from sluice.pools.backup import check_backup
 from sluice.pools.memory import Memory
 from sluice.spec.build import build_drafter, draft_digest
 from sluice.spec.commit import CommittedTarget, check_chain, commit_by_length
-from sluice.types import Logprobs, Request, RequestId, Role, TokenEvent
+from sluice.types import FinishReason, Logprobs, Request, RequestId, Role, TokenEvent
 
 log = logging.getLogger(__name__)
 
@@ -98,12 +97,9 @@ class EngineCore:
             self._draft_identity = DraftIdentity(drafter.algorithm, digest)
         self._drafts = drafter is not None
         window_tokens = draft_window_tokens(memory.components())
-        committed = CommittedTarget(target, memory)
+        prefixes = PrefixStore.of(role, memory, config, spec.verify_tokens)
+        committed = CommittedTarget(target, memory, prefixes.grid if prefixes else None)
         self._runner = Runner(committed, target.logits, drafter, memory, window_tokens, parallel)
-        prefixes = None
-        if config.prefix_bytes > 0 and role is not Role.DECODE:
-            grid = SnapshotGrid(config.prefix_interval_tokens, pool.page_tokens, spec.verify_tokens)
-            prefixes = PrefixStore(memory, grid, config.prefix_bytes)
         draft_steps = spec.steps if self._drafts else 0
         self._scheduler = Scheduler(role, memory, config, draft_steps, prefixes)
         self._limits = RequestLimits.of(target.info, config)
@@ -170,7 +166,7 @@ class EngineCore:
         request.draft_ready = draft_valid
         if not draft_valid:
             tables.draft_valid_from = request.prompt_tokens
-        self._emit(request, DecodeResult.first(first_token, first_logprobs))
+        self._go_on(request, self._emit(request, DecodeResult.first(first_token, first_logprobs)))
 
     def abort(self, request_id: RequestId) -> None:
         """Stop computing for a request. It fails with ``Aborted`` if it was queued or computing,
@@ -287,7 +283,7 @@ class EngineCore:
                 continue
             chunk.tables.kv_len = chunk.stop
             request.prompt_scores += prefilled.prompt_logprobs
-            self._scheduler.keep_prefix(chunk)
+            self._scheduler.keep_chunk(chunk)
             if not chunk.final:
                 self._memory.advance(chunk.tables, chunk.stop)
             if self.role is Role.PREFILL:
@@ -295,21 +291,22 @@ class EngineCore:
             elif prefilled.first_token is not None:
                 self._scheduler.start_running(request)
                 request.draft_ready = self._drafts
-                self._emit(
-                    request, DecodeResult.first(prefilled.first_token, prefilled.first_logprobs)
-                )
+                first = DecodeResult.first(prefilled.first_token, prefilled.first_logprobs)
+                self._go_on(request, self._emit(request, first))
 
     def _apply_decode(self, work: DecodeWork, decoded: DecodeResult) -> None:
-        request = self._requests[work.request_id]
+        request, start = self._requests[work.request_id], work.tables.kv_len
         if request.failure is not None:
             self._fail(request, request.failure)
             return
-        commit_by_length(work.tables, work.tables.kv_len, decoded.accepted)
+        commit_by_length(work.tables, start, decoded.accepted)
         request.draft_ready = self._drafts
-        self._emit(request, decoded)
+        reason = self._emit(request, decoded)
+        self._scheduler.keep_step(request, start, decoded.reached)
+        self._go_on(request, reason)
 
-    def _emit(self, request: ActiveRequest, result: DecodeResult) -> None:
-        """Append, tell, and end or go on. A finished request's state is simply given back."""
+    def _emit(self, request: ActiveRequest, result: DecodeResult) -> FinishReason | None:
+        """Append and tell; why the request has ended, if it has."""
         first = self.role is Role.AGGREGATED and not request.output
         taken, reason = request.append(result.token_ids)
         event = TokenEvent(
@@ -321,6 +318,10 @@ class EngineCore:
             request.prompt_logprobs if first else None,
         )
         self._outputs.append(event)
+        return reason
+
+    def _go_on(self, request: ActiveRequest, reason: FinishReason | None) -> None:
+        """Or end: a finished request's state is given back, the others' windows move on."""
         if reason is not None:
             self._close(request)
             return

@@ -75,7 +75,10 @@ class Runner:
         except BaseException:
             self._target.discard()
             raise
-        self._target.commit([decode.accepted for decode in result.decodes])
+        reached = self._target.commit([decode.accepted for decode in result.decodes])
+        if reached:
+            pairs = zip(result.decodes, reached, strict=True)
+            result = replace(result, decodes=tuple(replace(d, reached=r) for d, r in pairs))
         if self._drafter is not None:
             streams = hidden if capture is None else capture.hidden()
             self._observe(self._drafter, plan, segments, result, streams)

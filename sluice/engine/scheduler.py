@@ -20,11 +20,11 @@ from collections import deque
 
 from sluice.config import EngineConfig
 from sluice.engine.batch import DecodeWork, PrefillWork, StepPlan
-from sluice.engine.prefix import PrefixStore
+from sluice.engine.prefix import MISS, PrefixHit, PrefixStore
 from sluice.engine.request import ActiveRequest, Status
 from sluice.engine.window import draft_window_tokens, window_floor
 from sluice.errors import BadRequest, ConfigError, Overloaded
-from sluice.pools.backup import back_up, restore
+from sluice.pools.backup import EarlierState, back_up, restore
 from sluice.pools.memory import Memory
 from sluice.types import Role
 
@@ -107,10 +107,11 @@ class Scheduler:
         while self._queue and self._computes_soon < self._config.max_running:
             request = self._queue[0]
             promise = self._promised_tokens(request)
-            if not self._memory.can_open(promise):
+            hit = self._known_prefix(request)
+            if not self._memory.can_open(promise, hit.pages):
                 break
             self._queue.popleft()
-            tables = self._memory.open(request.request_id, promise)
+            tables = self._memory.open(request.request_id, promise, hit.pages)
             request.promised_tokens = promise
             if self._role is Role.DECODE:
                 request.admit(Status.RESERVED, tables)
@@ -119,7 +120,7 @@ class Scheduler:
             else:
                 request.admit(Status.PREFILLING, tables)
                 self._prefilling.append(request)
-                self._reuse_prefix(request)
+                self._start_behind(request, hit)
             tables.draft_valid_from = max(0, request.prompt_tokens - self._draft_window_tokens)
             admitted.append(request)
         return admitted
@@ -134,10 +135,18 @@ class Scheduler:
         used = sum(work.num_tokens for work in decodes)
         return StepPlan(decodes, self._plan_prefills(max(kept, budget - used)))
 
-    def keep_prefix(self, chunk: PrefillWork) -> None:
-        """A chunk has ended; where that is on the grid, what it left can serve other prompts."""
+    def keep_chunk(self, chunk: PrefillWork) -> None:
+        """A chunk has ended: what it left can serve other prompts."""
         if self._prefixes is not None:
-            self._prefixes.keep(chunk.prompt, chunk.tables)
+            self._prefixes.keep_chunk(chunk.prompt, chunk.tables)
+
+    def keep_step(self, request: ActiveRequest, start: int, earlier: EarlierState | None) -> None:
+        """A decode step has moved a request on from ``start`` tokens: its answer, too, can be the
+        beginning of a prompt (the next turn's).
+        """
+        if self._prefixes is not None:
+            prompt, tables = request.request.prompt, request.held_tables
+            self._prefixes.keep_step(prompt, request.output, tables, start, earlier)
 
     def start_running(self, request: ActiveRequest) -> None:
         """A prompt is complete here (aggregated) or was adopted (decode)."""
@@ -246,23 +255,25 @@ class Scheduler:
         """Where the request's next verify step ends."""
         return request.held_tables.kv_len + self._drafts_of(request) + 1
 
-    def _reuse_prefix(self, request: ActiveRequest) -> None:
-        """Start behind the deepest kept prefix of the prompt, if there is one.
+    def _known_prefix(self, request: ActiveRequest) -> PrefixHit:
+        """The deepest kept prefix of the prompt that the request can start behind.
 
-        Not where the prompt's logprobs are wanted: what is not computed has none.
+        Nothing where the prompt's logprobs are wanted: what is not computed has none.
         """
         if self._prefixes is None or request.request.sampling.prompt_logprobs is not None:
-            return
-        prompt, tables = request.request.prompt, request.held_tables
+            return MISS
+        prompt = request.request.prompt
         # At least one row must run for the first token, and a draft must see its window: rows of a
         # longer prompt's draft window were computed there only if they were that prompt's last too.
         rows = self._draft_window_tokens
         limit = len(prompt) - (rows if 0 < rows < sys.maxsize else 1)
-        depth = self._prefixes.find(prompt, limit)
-        if depth > 0:
-            self._extend(request, depth, depth)
-            self._prefixes.restore(prompt, depth, tables)
-            request.cached_tokens = depth
+        return self._prefixes.match(prompt, limit)
+
+    def _start_behind(self, request: ActiveRequest, hit: PrefixHit) -> None:
+        if self._prefixes is not None and hit.depth > 0:
+            self._extend(request, hit.depth, hit.depth)
+            self._prefixes.restore(hit, request.held_tables)
+            request.cached_tokens = hit.depth
 
     def _extend(self, request: ActiveRequest, num_tokens: int, committed: int) -> None:
         live_from = window_floor(self._components, committed)
@@ -302,7 +313,7 @@ class Scheduler:
             start = tables.kv_len
             stop = min(len(prompt), start + budget)
             if self._prefixes is not None:
-                stop = self._prefixes.grid.chunk_stop(start, stop)
+                stop = self._prefixes.chunk_stop(start, stop)
             self._extend(request, stop, stop)
             work = PrefillWork(
                 request_id=request.request_id,

@@ -15,6 +15,7 @@ from sluice.errors import ConfigError
 from sluice.layout.component import Component, Kind
 from sluice.models.base import ForwardBatch, TargetModel
 from sluice.models.capture import HiddenCapture
+from sluice.pools.backup import ComponentBackup
 from sluice.pools.base import StateMemory
 
 _RECURRENT_KINDS = frozenset({Kind.KDA_CONV, Kind.KDA_RECURRENT})
@@ -34,6 +35,12 @@ class PendingVerify(ABC):
         One item a verified segment, in order: accepted drafts + 1; 0 or -1 leaves the row's slot as it
         is (a finished row). Raises ``IllegalTransition`` if closed already, ``InternalError`` for counts
         that don't fit and for a row whose request has lost its slot; then nothing is written.
+        """
+
+    @abstractmethod
+    def state_after(self, row: int, tokens: int) -> tuple[ComponentBackup, ...]:
+        """The row's recurrent state, every component of it, as it is after its first ``tokens`` tokens,
+        which must be accepted ones. Nothing is written. Raises ``IllegalTransition`` if closed.
         """
 
     @abstractmethod

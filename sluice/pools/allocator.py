@@ -17,6 +17,9 @@ class ItemState(Enum):
     FREE = "free"
     HELD = "held"
     QUARANTINED = "quarantined"  # nobody here uses it, but a peer may still write it
+    CACHED = (
+        "cached"  # nobody uses it; what it holds may serve a later request, until it is evicted
+    )
 
 
 class ItemEvent(Enum):
@@ -26,6 +29,9 @@ class ItemEvent(Enum):
     FREE = "freed"
     QUARANTINE = "quarantined"
     RELEASE = "released from quarantine"
+    CACHE = "cached"
+    REUSE = "reused"
+    EVICT = "evicted"
 
 
 TRANSITIONS: dict[tuple[ItemState, ItemEvent], ItemState] = {
@@ -33,6 +39,9 @@ TRANSITIONS: dict[tuple[ItemState, ItemEvent], ItemState] = {
     (ItemState.HELD, ItemEvent.FREE): ItemState.FREE,
     (ItemState.HELD, ItemEvent.QUARANTINE): ItemState.QUARANTINED,
     (ItemState.QUARANTINED, ItemEvent.RELEASE): ItemState.FREE,
+    (ItemState.HELD, ItemEvent.CACHE): ItemState.CACHED,
+    (ItemState.CACHED, ItemEvent.REUSE): ItemState.HELD,
+    (ItemState.CACHED, ItemEvent.EVICT): ItemState.FREE,
 }
 
 
@@ -41,7 +50,8 @@ class PageAllocator:
 
     A *promise* is capacity set aside for somebody who will take it later. Admission promises a
     request's worst case, so a running request never waits for an item, and two half-grown ones
-    can't deadlock.
+    can't deadlock. Cached items are promised to nobody: they count as free to whoever wants a
+    promise, and must be evicted before they are taken.
     """
 
     def __init__(self, space: Space, total: int) -> None:
@@ -81,13 +91,19 @@ class PageAllocator:
     def take(self, count: int, after: int = 0) -> list[int]:
         """Hand out ``count`` items: those behind ``after`` where free, else the lowest fitting run.
 
-        Raises ``PoolError`` beyond what is promised.
+        Raises ``PoolError`` beyond what is promised, and where cached items must be evicted first.
         """
         if self._used() + count > self._promised:
             raise PoolError(
                 f"{self.space.value}: {count} items asked for, but {self._used()} of "
                 f"{self._promised} promised are in use",
                 remedy="promise capacity before taking it",
+            )
+        if count > self.num_free:
+            raise PoolError(
+                f"{self.space.value}: {count} items asked for, {self.num_free} are free and "
+                f"{self._count[ItemState.CACHED]} cached",
+                remedy="evict cached items first",
             )
         items = self._free.take(count, after)
         self._move(items, ItemEvent.TAKE)
@@ -107,6 +123,29 @@ class PageAllocator:
         self._move(items, ItemEvent.RELEASE)
         self._free.give(items)
 
+    def cache(self, items: Sequence[int]) -> None:
+        """Held items that nobody uses any more, but that may serve a later request."""
+        self._move(items, ItemEvent.CACHE)
+
+    def reuse(self, items: Sequence[int]) -> None:
+        """Cached items are held again. Needs a promise, like ``take``."""
+        if self._used() + len(items) > self._promised:
+            raise PoolError(
+                f"{self.space.value}: {len(items)} cached items to reuse, but {self._used()} of "
+                f"{self._promised} promised are in use",
+                remedy="promise capacity before reusing it",
+            )
+        self._move(items, ItemEvent.REUSE)
+
+    def evict(self, items: Sequence[int]) -> None:
+        """Free cached items: what they hold is forgotten."""
+        self._move(items, ItemEvent.EVICT)
+        self._free.give(items)
+
+    @property
+    def num_free(self) -> int:
+        return self._count[ItemState.FREE]
+
     def state(self, item: int) -> ItemState:
         """Raises ``PoolError`` for padding and for numbers that don't exist."""
         if not 1 <= item <= self.total:
@@ -121,6 +160,7 @@ class PageAllocator:
             free=self._count[ItemState.FREE],
             held=self._count[ItemState.HELD],
             quarantined=self._count[ItemState.QUARANTINED],
+            cached=self._count[ItemState.CACHED],
         )
 
     def check(self) -> None:
@@ -139,7 +179,8 @@ class PageAllocator:
             )
 
     def _used(self) -> int:
-        return self.total - self._count[ItemState.FREE]
+        """Items that count against promises."""
+        return self._count[ItemState.HELD] + self._count[ItemState.QUARANTINED]
 
     def _move(self, items: Sequence[int], event: ItemEvent) -> None:
         """All items or none: a list with one wrong item changes nothing."""

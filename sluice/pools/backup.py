@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sluice.errors import ConfigError, PoolError
-from sluice.layout.component import Component, Coverage
+from sluice.layout.component import Component, Coverage, Owner
 from sluice.layout.span import Run, span
 from sluice.pools.base import RequestTables
 from sluice.pools.memory import Memory
@@ -26,6 +26,16 @@ class ComponentBackup:
     name: str
     layers: tuple[int, ...]
     rows: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class EarlierState:
+    """A request's newest-token rows (``Coverage.LAST``) as they were after its first ``length``
+    tokens: only whoever computed those still knows.
+    """
+
+    length: int
+    components: tuple[ComponentBackup, ...]
 
 
 @dataclass(frozen=True)
@@ -56,52 +66,83 @@ def check_backup(memory: Memory) -> None:
         )
 
 
-def back_up(memory: Memory, tables: RequestTables, have: int = 0) -> StateBackup:
-    """Copy out what ``tables.kv_len`` committed tokens left, but for history of the first ``have``.
+def back_up(
+    memory: Memory,
+    tables: RequestTables,
+    have: int = 0,
+    length: int | None = None,
+    earlier: EarlierState | None = None,
+) -> StateBackup:
+    """Copy out what ``length`` (all committed) tokens left, but for history of the first ``have``.
     Waits for the device's last forward.
 
+    Fewer than all only within the last verify step, whose windows still reach back so far; recurrent
+    state doesn't, and is taken from ``earlier``. A draft's newest row is zeroed then.
+
     Between steps only: rows of an open verify are nobody's state yet. Raises ``SpanMismatch`` for a
-    live row that isn't mapped.
+    live row that isn't mapped, ``PoolError`` for more tokens than are committed, and for recurrent
+    state that ``earlier`` lacks or has of another length.
     """
-    return StateBackup(
-        have=have,
-        length=tables.kv_len,
-        draft_valid_from=tables.draft_valid_from,
-        components=tuple(
-            _copied(memory, component, span(component, tables, tables.kv_len, have))
-            for component in memory.components()
-        ),
-    )
+    if length is None:
+        length = tables.kv_len
+    if length > tables.kv_len or (earlier is not None and earlier.length != length):
+        raise PoolError(
+            f"request {tables.request_id}: backup at {length} tokens, {tables.kv_len} are committed"
+            + (f", newest rows are of {earlier.length}" if earlier is not None else "")
+        )
+    known = {one.name: one for one in earlier.components} if earlier is not None else {}
+    components: list[ComponentBackup] = []
+    for component in memory.components():
+        if component.coverage is Coverage.LAST and length < tables.kv_len:
+            components.append(known.get(component.name) or _blank(memory, component, tables))
+        else:
+            runs = span(component, tables, length, have)
+            components.append(_copied(memory, component, runs))
+    return StateBackup(have, length, tables.draft_valid_from, tuple(components))
 
 
 def restore(memory: Memory, backup: StateBackup, tables: RequestTables) -> None:
-    """Copy everything back into other items, mapped for ``backup.length`` positions.
+    """Copy everything back into other items, mapped for ``backup.length`` positions. History of the
+    first ``backup.have`` tokens must be there, as ``tables.kv_len`` says.
 
-    Raises ``PoolError`` when the backup lacks a component or an entry, has one too many, or counts
-    other rows; then ``tables`` must be closed. Nothing is ever skipped.
+    Raises ``PoolError`` when it isn't, or the backup lacks a component or an entry, has one too many,
+    or counts other rows; then ``tables`` must be closed. Nothing is ever skipped.
     """
-    restore_chain(memory, (backup,), tables)
+    if backup.have != tables.kv_len:
+        raise PoolError(
+            f"a backup of tokens {backup.have}..{backup.length} follows {tables.kv_len} tokens"
+        )
+    kept = {component.name: component for component in backup.components}
+    wanted = [component.name for component in memory.components()]
+    if sorted(kept) != sorted(wanted):
+        raise PoolError(f"the backup has components {sorted(kept)}, the memory {sorted(wanted)}")
+    for component in memory.components():
+        runs = span(component, tables, backup.length, backup.have)
+        _put_back(memory, component, runs, kept[component.name])
+    tables.kv_len = backup.length
+    tables.draft_valid_from = backup.draft_valid_from
 
 
-def restore_chain(memory: Memory, backups: Sequence[StateBackup], tables: RequestTables) -> None:
-    """``restore`` from pieces, each of which continues the history of the one before it."""
-    at = 0
-    for backup in backups:
-        if backup.have != at:
-            raise PoolError(f"a backup of tokens {backup.have}.. follows one that ends at {at}")
-        at = backup.length
-        kept = {component.name: component for component in backup.components}
-        wanted = [component.name for component in memory.components()]
-        if sorted(kept) != sorted(wanted):
-            raise PoolError(
-                f"the backup has components {sorted(kept)}, the memory {sorted(wanted)}"
-            )
-        for component in memory.components():
-            if component.coverage is Coverage.HISTORY or backup is backups[-1]:
-                runs = span(component, tables, backup.length, backup.have)
-                _put_back(memory, component, runs, kept[component.name])
-    tables.kv_len = at
-    tables.draft_valid_from = backups[-1].draft_valid_from
+def newest_row(component: str, layers: Sequence[int], rows: Sequence[Tensor]) -> ComponentBackup:
+    """One row a layer, each in its entry's dtype and shape, as a part of ``EarlierState``."""
+    return ComponentBackup(
+        component,
+        tuple(layers),
+        tuple(row.contiguous().view(1, -1).view(torch.uint8).cpu() for row in rows),
+    )
+
+
+def _blank(memory: Memory, component: Component, tables: RequestTables) -> ComponentBackup:
+    if component.owner is not Owner.DRAFT:
+        raise PoolError(
+            f"request {tables.request_id}: {component.name} of an earlier token is gone",
+            remedy="take it from the verify that computed it",
+        )
+    rows = [
+        torch.zeros(1, _row_bytes(memory, component, entry.layer_id).shape[1], dtype=torch.uint8)
+        for entry in component.entries
+    ]
+    return ComponentBackup(component.name, _layers(component), tuple(rows))
 
 
 def _copied(memory: Memory, component: Component, runs: Sequence[Run]) -> ComponentBackup:

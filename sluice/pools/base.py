@@ -123,12 +123,15 @@ class Pool(Protocol):
         """Items a request of ``max_tokens`` positions can need at once, at worst."""
         ...
 
-    def can_open(self, max_tokens: int) -> bool:
+    def can_open(self, max_tokens: int, shared: Sequence[int]) -> bool:
         """Whether that worst case fits beside what is promised already."""
         ...
 
-    def open(self, tables: RequestTables, max_tokens: int) -> None:
-        """Promise that worst case to the request in slot ``tables.slot``. Nothing is taken yet."""
+    def open(self, tables: RequestTables, max_tokens: int, shared: Sequence[int]) -> None:
+        """Promise that worst case to the request in slot ``tables.slot``. Nothing is taken yet.
+
+        ``shared``: kept full pages that the request begins with, and only ever reads.
+        """
         ...
 
     def can_grow(self, tables: RequestTables, max_tokens: int) -> bool:
@@ -203,7 +206,7 @@ class StateMemory(Protocol):
         """The one uint8 tensor that holds every buffer: registered once, never freed."""
         ...
 
-    def can_open(self, max_tokens: int) -> bool:
+    def can_open(self, max_tokens: int, shared: Sequence[int] = ()) -> bool:
         """Whether a request of up to ``max_tokens`` positions fits beside what is promised."""
         ...
 
@@ -211,8 +214,13 @@ class StateMemory(Protocol):
         """Whether it fits into an empty memory; if not, waiting is useless."""
         ...
 
-    def open(self, request_id: RequestId, max_tokens: int) -> RequestTables:
-        """Take a slot, promise capacity for ``max_tokens`` positions, or raise ``Overloaded``."""
+    def open(
+        self, request_id: RequestId, max_tokens: int, shared: Sequence[int] = ()
+    ) -> RequestTables:
+        """Take a slot, promise capacity for ``max_tokens`` positions, or raise ``Overloaded``.
+
+        ``shared``: kept full pages (``Memory.share``) that the request begins with, and only reads.
+        """
         ...
 
     def extend(self, tables: RequestTables, num_tokens: int, live_from: int = 0) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,7 +68,8 @@ class Memory:
         self._fill = Fill.parse(config.fill)
         self._slots = SlotPool(_in_spaces(storages, *_SLOT_SPACES), config.num_slots, self._fill)
         # In the order of closing: window pages are found through full pages, both by slot.
-        self._pools: tuple[Pool, ...] = (*self._page_pools(), self._slots)
+        self._pages = self._page_pool()
+        self._pools: tuple[Pool, ...] = (*self._window_pools(), self._pages, self._slots)
         self._open: dict[int, _Opened] = {}  # by slot
 
     def components(self) -> tuple[Component, ...]:
@@ -116,8 +117,8 @@ class Memory:
         specs = [spec for spec in self._needs if spec.owner is owner]
         return geometry_of(specs, self._config, self._verify_tokens)
 
-    def can_open(self, max_tokens: int) -> bool:
-        return all(pool.can_open(max_tokens) for pool in self._pools)
+    def can_open(self, max_tokens: int, shared: Sequence[int] = ()) -> bool:
+        return all(pool.can_open(max_tokens, shared) for pool in self._pools)
 
     def could_ever_open(self, max_tokens: int) -> bool:
         """Whether the request fits into an empty memory; if not, waiting is useless."""
@@ -127,13 +128,16 @@ class Memory:
             for one in pool.occupancy()
         )
 
-    def open(self, request_id: RequestId, max_tokens: int) -> RequestTables:
+    def open(
+        self, request_id: RequestId, max_tokens: int, shared: Sequence[int] = ()
+    ) -> RequestTables:
         """A slot with cleared state and a promise of everything ``max_tokens`` positions can need.
 
-        Raises ``Overloaded`` when it doesn't fit beside what is promised already; nothing is kept
-        then.
+        ``shared``: kept pages that hold the history of its first tokens. It only reads them; its
+        next position is behind them. Raises ``Overloaded`` when it doesn't fit beside what is
+        promised already; nothing is kept then.
         """
-        if not self.can_open(max_tokens):
+        if not self.can_open(max_tokens, shared):
             raise Overloaded(
                 f"state of {max_tokens} tokens doesn't fit: {self._shortage(max_tokens)}",
                 stage="admit",
@@ -145,7 +149,7 @@ class Memory:
             window_map=self._window_map,
         )
         for pool in self._pools:
-            pool.open(tables, max_tokens)
+            pool.open(tables, max_tokens, shared)
         self._open[tables.slot] = _Opened(tables, max_tokens)
         self._settle()
         return tables
@@ -161,6 +165,37 @@ class Memory:
             pool.grow(tables, max_tokens)
         opened.max_tokens = max(max_tokens, opened.max_tokens)
         return True
+
+    @property
+    def page_tokens(self) -> int:
+        return self._config.page_tokens
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of history that one full page holds."""
+        return self._pages.page_bytes
+
+    def share(self, tables: RequestTables, pages: Sequence[int]) -> None:
+        """Keep full pages of an open request, for others to begin with, until they are evicted.
+
+        Raises ``PoolError`` for a page that isn't the request's own, or not yet wholly committed.
+        """
+        self._usable(tables)
+        self._pages.share(tables, pages)
+
+    def holders(self, page: int) -> int:
+        """How many open requests hold a kept page. Raises ``PoolError`` for one that isn't kept."""
+        return self._pages.holders(page)
+
+    def evict(self, page: int) -> None:
+        """Forget a kept page. Raises ``PoolError`` while a request holds it."""
+        self._pages.evict(page)
+
+    def evict_with(self, evict_some: Callable[[int], None]) -> None:
+        """``evict_some(n)`` must evict until n more pages are free; it is called when a request takes
+        pages it was promised and cached ones are in the way.
+        """
+        self._pages.evict_with(evict_some)
 
     def without_backup(self) -> tuple[str, ...]:
         """Components whose rows alone don't restore a request; empty for every pool there is."""
@@ -210,8 +245,8 @@ class Memory:
         return tuple(sorted(found, key=lambda one: order.index(one.space)))
 
     def at_baseline(self) -> bool:
-        """Nobody holds, is promised, or keeps quarantined anything."""
-        free = all(one.free == one.total for one in self.occupancy())
+        """Nobody holds, is promised, or keeps quarantined anything. Cached pages are nobody's."""
+        free = all(one.free + one.cached == one.total for one in self.occupancy())
         return free and not self._open and all(pool.promised() == 0 for pool in self._pools)
 
     def check(self) -> None:
@@ -233,29 +268,26 @@ class Memory:
             slots_S=torch.tensor([o.slot for o in tables], dtype=torch.int64, device=device),
         )
 
-    def _page_pools(self) -> list[Pool]:
-        config, storages = self._config, self._storages
-        pools: list[Pool] = []
-        in_window = _in_spaces(storages, Space.WINDOW_PAGE)
-        if in_window:
-            assert self._window_map is not None, "window pages need the map"
-            pools.append(
-                WindowPool(
-                    in_window,
-                    self._window_map,
-                    config.num_window_pages,
-                    config.page_tokens,
-                    self._verify_tokens,
-                    self._fill,
-                )
-            )
-        in_pages = _in_spaces(storages, Space.PAGE)
-        pools.append(
-            PagePool(
-                in_pages, config.num_pages, config.page_tokens, self._verify_tokens, self._fill
-            )
+    def _window_pools(self) -> list[Pool]:
+        config, in_window = self._config, _in_spaces(self._storages, Space.WINDOW_PAGE)
+        if not in_window:
+            return []
+        assert self._window_map is not None, "window pages need the map"
+        pool = WindowPool(
+            in_window,
+            self._window_map,
+            config.num_window_pages,
+            config.page_tokens,
+            self._verify_tokens,
+            self._fill,
         )
-        return pools
+        return [pool]
+
+    def _page_pool(self) -> PagePool:
+        config, in_pages = self._config, _in_spaces(self._storages, Space.PAGE)
+        return PagePool(
+            in_pages, config.num_pages, config.page_tokens, self._verify_tokens, self._fill
+        )
 
     def _window_pages(self, tables: RequestTables) -> Sequence[int]:
         return [] if self._window_map is None else tables.page_table(Space.WINDOW_PAGE)

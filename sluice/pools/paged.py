@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from sluice.errors import PoolError
 from sluice.layout.component import Component, Space
 from sluice.pools.allocator import PageAllocator
 from sluice.pools.base import Occupancy, RequestTables
@@ -18,7 +19,10 @@ def pages_for(num_tokens: int, page_tokens: int) -> int:
 
 
 class PagePool:
-    """PAGE items. Requests without paged state get pages too: the window map needs the ids."""
+    """PAGE items. Requests without paged state get pages too: the window map needs the ids.
+
+    Full pages can be shared: kept beyond a request's end, and read by those that begin like it.
+    """
 
     whole_in_rows = True
 
@@ -46,11 +50,37 @@ class PagePool:
         """Pages of ``max_tokens`` positions and the drafted ones behind them."""
         return pages_for(max_tokens + self._verify_tokens, self._page_tokens)
 
-    def can_open(self, max_tokens: int) -> bool:
-        return self._ledger.allocator.can_promise(self.promise_for(max_tokens))
+    def can_open(self, max_tokens: int, shared: Sequence[int]) -> bool:
+        return self._ledger.can_open(self.promise_for(max_tokens), shared)
 
-    def open(self, tables: RequestTables, max_tokens: int) -> None:
-        self._ledger.open(tables.slot, self.promise_for(max_tokens))
+    def open(self, tables: RequestTables, max_tokens: int, shared: Sequence[int]) -> None:
+        self._ledger.open(tables.slot, self.promise_for(max_tokens), shared)
+        tables.pages.extend(shared)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes a page holds over all components."""
+        return sum(c.bytes_per_row * c.rows_per_item for c in self.components())
+
+    def share(self, tables: RequestTables, pages: Sequence[int]) -> None:
+        """Keep pages of the request whose every position is committed. Raises ``PoolError``."""
+        closed = tables.pages[: tables.kv_len // self._page_tokens]
+        if early := set(pages) - set(closed):
+            raise PoolError(
+                f"request {tables.request_id}: page {min(early)} isn't full at "
+                f"{tables.kv_len} committed tokens and can't be shared"
+            )
+        self._ledger.share(tables.slot, pages)
+
+    def holders(self, page: int) -> int:
+        """Requests that hold a kept page."""
+        return self._ledger.holders(page)
+
+    def evict(self, page: int) -> None:
+        self._ledger.evict(page)
+
+    def evict_with(self, evict_some: Callable[[int], None]) -> None:
+        self._ledger.evict_with(evict_some)
 
     def can_grow(self, tables: RequestTables, max_tokens: int) -> bool:
         return self._ledger.can_raise(tables.slot, self.promise_for(max_tokens))

@@ -32,7 +32,7 @@ class SlotPool:
     def promise_for(self, max_tokens: int) -> int:
         return 1
 
-    def can_open(self, max_tokens: int) -> bool:
+    def can_open(self, max_tokens: int, shared: Sequence[int]) -> bool:
         return self._allocator.can_promise(1)
 
     def take(self) -> int:
@@ -43,7 +43,7 @@ class SlotPool:
             storage.write([slot], self._fill)
         return slot
 
-    def open(self, tables: RequestTables, max_tokens: int) -> None:
+    def open(self, tables: RequestTables, max_tokens: int, shared: Sequence[int]) -> None:
         """Nothing: the slot was taken by ``take``, because every other account is named by it."""
 
     def can_grow(self, tables: RequestTables, max_tokens: int) -> bool:

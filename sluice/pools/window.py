@@ -74,12 +74,15 @@ class WindowPool:
         left = pages_touched(retained + self._verify_tokens - 1, self._page_tokens)
         return min(read + left, pages_for(max_tokens + self._verify_tokens, self._page_tokens))
 
-    def can_open(self, max_tokens: int) -> bool:
+    def can_open(self, max_tokens: int, shared: Sequence[int]) -> bool:
         return self._ledger.allocator.can_promise(self.promise_for(max_tokens))
 
-    def open(self, tables: RequestTables, max_tokens: int) -> None:
+    def open(self, tables: RequestTables, max_tokens: int, shared: Sequence[int]) -> None:
+        """Shared pages are never mapped for this request: the map is by full page, and whoever wrote
+        them may still have its own window there.
+        """
         self._ledger.open(tables.slot, self.promise_for(max_tokens))
-        self._dead_pages[tables.slot] = 0
+        self._dead_pages[tables.slot] = len(shared)
 
     def can_grow(self, tables: RequestTables, max_tokens: int) -> bool:
         return self._ledger.can_raise(tables.slot, self.promise_for(max_tokens))
@@ -134,7 +137,7 @@ class WindowPool:
     def close(self, tables: RequestTables) -> None:
         """Call before the full pages are given back: their mapping must be 0 for the next owner."""
         self._ledger.close(tables.slot)
-        for page in tables.pages:
+        for page in self._own_pages(tables):
             self._map.set(page, 0)
         del self._dead_pages[tables.slot]
 
@@ -151,8 +154,14 @@ class WindowPool:
         """Books balance, and the map leads each open request to the window pages it holds."""
         self._ledger.check()
         for one in tables:
-            mapped = [self._map[page] for page in one.pages if self._map[page]]
+            mapped = [self._map[page] for page in self._own_pages(one) if self._map[page]]
             self._ledger.check_listed(one.slot, mapped)
+
+    def _own_pages(self, tables: RequestTables) -> list[int]:
+        """Full pages that may be mapped for this request: all but shared ones, and dead ones, whose
+        mapping is gone.
+        """
+        return tables.pages[self._dead_pages[tables.slot] :]
 
     def _mapped(self, tables: RequestTables, index: int) -> bool:
         return index < len(tables.pages) and self._map[tables.pages[index]] != 0

@@ -23,6 +23,8 @@ from sluice.layout.component import Component, Coverage, Kind, Owner
 from sluice.models.base import ForwardBatch, TargetModel
 from sluice.models.capture import HiddenCapture, ReadableTarget
 from sluice.models.recurrent import PendingVerify, RecurrentTarget, check_contract
+from sluice.models.snapshots import SnapshotGrid
+from sluice.pools.backup import EarlierState
 from sluice.pools.base import RequestTables, StateMemory
 
 
@@ -57,8 +59,13 @@ class CommittedTarget:
     nothing to settle, and ``commit`` does nothing.
     """
 
-    def __init__(self, target: TargetModel, memory: StateMemory) -> None:
-        """Raises ``ConfigError`` when the state needs a commit and the model doesn't declare one."""
+    def __init__(
+        self, target: TargetModel, memory: StateMemory, grid: SnapshotGrid | None = None
+    ) -> None:
+        """``grid``: depths at which recurrent state is wanted for reuse.
+
+        Raises ``ConfigError`` when the state needs a commit and the model doesn't declare one.
+        """
         components = memory.components()
         check_contract(target, components)
         self._target = target
@@ -66,6 +73,8 @@ class CommittedTarget:
         self._recurrent = _declared(target) if needs_commit(components) else None
         self._lengths = tuple(c for c in components if c.kind is Kind.STATE_LENGTH)
         self._pending: PendingVerify | None = None
+        self._grid = grid
+        self._starts: tuple[int, ...] = ()  # of the verified segments
         if self._recurrent is not None and not self._lengths:
             raise ConfigError(
                 f"{target.info.architecture} keeps recurrent state, but no "
@@ -90,18 +99,40 @@ class CommittedTarget:
             )
         self._check_lengths(batch)
         if self._recurrent is not None and num_verify:
+            self._starts = tuple(segment.start for segment in batch.segments[:num_verify])
             hidden, self._pending = self._recurrent.verify(batch, self._memory, num_verify, capture)
             return hidden
         if capture is None:
             return self._target.forward(batch, self._memory)
         return cast(ReadableTarget, self._target).forward(batch, self._memory, capture)
 
-    def commit(self, accepted: Sequence[int]) -> None:
-        """Settle a verify: of each verified segment the known token and ``accepted`` drafts stand."""
-        if self._pending is not None:
-            self._pending.commit([count + 1 for count in accepted])
-            assert not self._pending.is_open, "commit closes a verify"
-            self._pending = None
+    def commit(self, accepted: Sequence[int]) -> tuple[EarlierState | None, ...]:
+        """Settle a verify: of each verified segment the known token and ``accepted`` drafts stand.
+
+        Returns each segment's recurrent state at the depth of the grid that its accepted tokens reach
+        or pass, None where they don't; empty when there was nothing to settle.
+        """
+        if self._pending is None:
+            return ()
+        pending, self._pending = self._pending, None
+        commit_lens = [count + 1 for count in accepted]
+        try:
+            reached = tuple(self._reached(pending, row, n) for row, n in enumerate(commit_lens))
+        except BaseException:
+            pending.discard()
+            raise
+        pending.commit(commit_lens)
+        assert not pending.is_open, "commit closes a verify"
+        return reached
+
+    def _reached(self, pending: PendingVerify, row: int, commit_len: int) -> EarlierState | None:
+        """Which tokens were rejected is known only here: a depth among those must never be kept."""
+        if self._grid is None:
+            return None
+        crossing = self._grid.crossing(self._starts[row], commit_len)
+        if crossing is None:
+            return None
+        return EarlierState(crossing.depth, pending.state_after(row, crossing.tokens))
 
     def discard(self) -> None:
         """Settle a verify whose outcome isn't known: the state stays as it was."""

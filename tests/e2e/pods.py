@@ -214,8 +214,8 @@ class Pair:
 
 def _untouched(pools: tuple[PoolStatus, ...]) -> bool:
     assert pools, "no pool was reported"
-    assert all(p.free + p.held + p.quarantined == p.total for p in pools)
-    return all(pool.free == pool.total for pool in pools)
+    assert all(p.free + p.held + p.quarantined + p.cached == p.total for p in pools)
+    return all(pool.free + pool.cached == pool.total for pool in pools)
 
 
 @dataclass

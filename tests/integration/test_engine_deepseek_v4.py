@@ -159,7 +159,7 @@ def test_a_kept_prefix_changes_neither_tokens_nor_accepted_counts(mode: PoolMode
         assert store_bytes in (0, prefixes.num_bytes), "later prompts find what the first left"
         store_bytes = prefixes.num_bytes
         window = core.info.window_tokens
-        assert prefixes.find(one.prompt, length - window) == (length - window) // 128 * 128
+        assert prefixes.match(one.prompt, length - window).depth == (length - window) // 128 * 128
 
 
 @pytest.mark.parametrize("mode", MODES)

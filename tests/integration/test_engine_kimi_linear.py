@@ -155,7 +155,7 @@ def test_a_kept_prefix_changes_no_token() -> None:
         assert _tokens(run_all(core, [one])) == _tokens(run_all(_core(), [one]))
     prefixes = core._scheduler._prefixes
     assert prefixes is not None
-    assert prefixes.find(longest.prompt, 39) == 32
+    assert prefixes.match(longest.prompt, 39).depth == 32
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -143,7 +143,8 @@ class KimiLinearTarget(RecurrentTarget):
         lengths[states.slot_S[moved], 0] = states.stop_S[moved]
         pending = None
         if num_verify:
-            pending = KimiPendingVerify(batch.segments, states, traces, lengths)
+            layers = self._config.layers_of(LayerKind.KDA)
+            pending = KimiPendingVerify(batch.segments, states, traces, lengths, layers)
         return x_PD[:num_tokens], pending
 
     def _mix(

@@ -30,8 +30,9 @@ from sluice.models.base import Segment
 from sluice.models.kimi_linear.delta import Writes, scan
 from sluice.models.kimi_linear.kda import KdaBuffers, KdaTrace, start_states, write_columns
 from sluice.models.kimi_linear.plan import StatePlan, workspace_rows
-from sluice.models.kimi_linear.state import UNSETTLED
+from sluice.models.kimi_linear.state import CONV, LENGTH, RECURRENT, UNSETTLED
 from sluice.models.recurrent import PendingVerify
+from sluice.pools.backup import ComponentBackup, newest_row
 
 # Layers are replayed together, in blocks of about this many state values.
 _VALUES_A_REPLAY = 1 << 26
@@ -58,6 +59,7 @@ class KimiPendingVerify(PendingVerify):
         plan: StatePlan,
         layers: Sequence[tuple[KdaBuffers, KdaTrace]],
         length_buffer: Tensor,
+        layer_ids: Sequence[int],
     ) -> None:
         self._status = _Status.OPEN
         self._segments = tuple(segments[: plan.num_verify])
@@ -66,6 +68,7 @@ class KimiPendingVerify(PendingVerify):
         self._plan = plan
         self._layers = tuple(_Layer(*layer) for layer in layers)
         self._length_buffer = length_buffer
+        self._layer_ids = tuple(layer_ids)
         firsts, at = [], 0
         for segment in segments:
             firsts.append(at)
@@ -88,11 +91,17 @@ class KimiPendingVerify(PendingVerify):
         self._check_open("discard")
         self._status = _Status.DISCARDED
 
-    def states(self, row: int, count: int) -> tuple[Tensor, ...]:
-        """Each layer's recurrent state after the row's first ``count`` tokens, ``[H, K, V]``.
+    def state_after(self, row: int, tokens: int) -> tuple[ComponentBackup, ...]:
+        states = self.states(row, tokens)
+        length = self._length_buffer.new_tensor([self._segments[row].start + tokens])
+        return (
+            newest_row(CONV, self._layer_ids, self.columns(row, tokens)),
+            newest_row(RECURRENT, self._layer_ids, states),
+            newest_row(LENGTH, self._layer_ids[:1], (length,)),
+        )
 
-        For snapshots at a depth that the accepted tokens cross. Nothing is written.
-        """
+    def states(self, row: int, count: int) -> tuple[Tensor, ...]:
+        """Each layer's recurrent state after the row's first ``count`` tokens, ``[H, K, V]``."""
         self._check_open("states")
         if not 0 <= count <= len(self._segments[row].token_ids):
             raise InternalError(f"row {row} has no state after {count} tokens", stage="commit")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,9 +10,10 @@ import pytest
 from sluice.config import EngineConfig, PoolMode
 from sluice.engine.core import EngineCore
 from sluice.engine.outputs import ChunkReady, Prefilled, Reserved
-from sluice.errors import ConfigError, PoolError
+from sluice.engine.prefix import PrefixStore
+from sluice.engine.radix import Node
+from sluice.errors import ConfigError
 from sluice.models.base import ForwardBatch
-from sluice.pools.backup import restore_chain
 from sluice.types import Request, RequestId, Role
 from tests.unit.engine.driving import Story, run_all, run_until_idle, tell
 from tests.unit.engine.toy_model import (
@@ -129,26 +130,33 @@ def test_a_reused_prompt_is_handed_over_whole(mode: PoolMode, family: str) -> No
     assert prefill.memory.at_baseline()
 
 
-def _kept(core: EngineCore) -> int:
+def _prefixes(core: EngineCore) -> PrefixStore:
     prefixes = core._scheduler._prefixes
     assert prefixes is not None
-    assert prefixes.num_bytes == sum(piece.num_bytes for piece in prefixes._pieces.values())
-    return prefixes.num_bytes
+    return prefixes
 
 
-def test_bytes_are_bounded_and_the_deepest_piece_of_the_least_used_prefix_goes_first() -> None:
+def _known(core: EngineCore, prompt: Sequence[int]) -> int:
+    return _prefixes(core).match(prompt, len(prompt) - 1).depth
+
+
+def _states(core: EngineCore) -> list[Node]:
+    """Nodes with a copy of state, shallow ones first."""
+    nodes = [node for node in _prefixes(core)._tree._order if node.state is not None]
+    return sorted(nodes, key=lambda node: node.state.length if node.state else 0)
+
+
+def test_bytes_are_bounded_and_the_end_of_the_least_used_prefix_goes_first() -> None:
     core = toy_core(steps=0, config=_config())
-    run_all(core, [request("a", BEGINNING)])
-    four = _kept(core)
+    run_all(core, [request("a", BEGINNING, max_tokens=1)])
+    four = _prefixes(core).num_bytes
     core = toy_core(steps=0, config=_config(max_bytes=four))
     other = prompt_of(20, 5)
     for prompt in (BEGINNING, BEGINNING, other):  # the second time uses what the first left
-        run_all(core, [request("a", prompt)])
-        assert 0 < _kept(core) <= four
-    prefixes = core._scheduler._prefixes
-    assert prefixes is not None
-    assert prefixes.find(other, 19) == 16
-    assert prefixes.find(BEGINNING, 69) == 48
+        run_all(core, [request("a", prompt, max_tokens=1)])
+        assert 0 < _prefixes(core).num_bytes <= four
+    assert _known(core, other) == 16
+    assert _known(core, BEGINNING) == 48
 
 
 def test_nothing_is_kept_when_it_is_off_or_too_little() -> None:
@@ -158,7 +166,7 @@ def test_nothing_is_kept_when_it_is_off_or_too_little() -> None:
     core = toy_core(steps=0, config=_config(max_bytes=1))
     for name in ("a", "b"):
         run_all(core, [request(name, BEGINNING)])
-    assert _kept(core) == 0
+    assert _prefixes(core).num_bytes == 0
 
 
 @pytest.mark.parametrize(("interval", "why"), [(24, "multiple of a page"), (2, "at least 4")])
@@ -168,30 +176,14 @@ def test_an_interval_off_the_grid_is_refused_at_start_up(interval: int, why: str
         toy_core(config=config)
 
 
-def test_a_chain_with_a_hole_is_refused() -> None:
-    core = toy_core(steps=0, config=_config())
-    run_all(core, [request("a", BEGINNING)])
-    prefixes = core._scheduler._prefixes
-    assert prefixes is not None
-    second = list(prefixes._pieces)[1]
-    del prefixes._pieces[second]
-    assert prefixes.find(BEGINNING, 69) == 16
-    pieces = list(prefixes._pieces.values())
-    tables = core.memory.open(RequestId("x"), 80)
-    core.memory.extend(tables, 64)
-    with pytest.raises(PoolError, match="a backup of tokens 32"):
-        restore_chain(core.memory, pieces, tables)
-
-
 def test_a_recurrent_state_of_another_depth_is_caught_by_its_length() -> None:
     core = recurrent_core(steps=0, config=_config())
     run_all(core, [request("a", BEGINNING)])
-    prefixes = core._scheduler._prefixes
-    assert prefixes is not None
-    pieces = prefixes._pieces
-    first, _, last, _ = pieces  # the deepest lies in the draft's window
-    stale = {c.name: c for c in pieces[first].components if c.name.startswith("kda.")}
-    mixed = tuple(stale.get(c.name, c) for c in pieces[last].components)
-    pieces[last] = replace(pieces[last], components=mixed)
+    first, last = (n for n in _states(core) if n.state and n.state.length in (16, 48))
+    assert first.state is not None
+    assert last.state is not None
+    stale = {c.name: c for c in first.state.components if c.name.startswith("kda.")}
+    mixed = tuple(stale.get(c.name, c) for c in last.state.components)
+    last.state = replace(last.state, components=mixed)
     story = run_all(core, [request("b", BEGINNING)])[RequestId("b")]
     assert "has taken in 16 tokens" in str(story.error)

@@ -17,6 +17,7 @@ from sluice.layout.component import Coverage, Kind, Owner
 from sluice.models.base import DraftModel, ForwardBatch, Segment
 from sluice.models.capture import HiddenCapture
 from sluice.models.recurrent import PendingVerify, RecurrentTarget
+from sluice.pools.backup import ComponentBackup, newest_row
 from sluice.pools.base import BufferSpec, StateMemory
 from sluice.pools.memory import build_memory
 from sluice.types import Role
@@ -89,6 +90,14 @@ class ToyPending(PendingVerify):
         for segment, states, count in zip(self._segments, self._states, commit_lens, strict=True):
             if count > 0:
                 self._write(segment, states[count - 1], segment.start + count)
+
+    def state_after(self, row: int, tokens: int) -> tuple[ComponentBackup, ...]:
+        state, length = self._states[row][tokens - 1], self._segments[row].start + tokens
+        return (
+            newest_row(CONV.name, (0,), (torch.tensor(state.conv, dtype=torch.float32),)),
+            newest_row(RECURRENT.name, (0,), (torch.tensor([float(state.folded)]),)),
+            newest_row(LENGTH.name, (0,), (torch.tensor([length]),)),
+        )
 
     def discard(self) -> None:
         self._close()

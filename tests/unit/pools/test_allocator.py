@@ -25,6 +25,8 @@ def in_state(state: ItemState) -> tuple[PageAllocator, int]:
         pages.quarantine([item])
     if state is ItemState.FREE:
         pages.free([item])
+    if state is ItemState.CACHED:
+        pages.cache([item])
     return pages, item
 
 
@@ -44,6 +46,9 @@ _CALLS = {
     ItemEvent.FREE: PageAllocator.free,
     ItemEvent.QUARANTINE: PageAllocator.quarantine,
     ItemEvent.RELEASE: PageAllocator.release,
+    ItemEvent.CACHE: PageAllocator.cache,
+    ItemEvent.REUSE: PageAllocator.reuse,
+    ItemEvent.EVICT: PageAllocator.evict,
 }
 
 
@@ -54,6 +59,9 @@ def test_every_move_follows_the_table(state: ItemState, event: ItemEvent) -> Non
         (ItemState.HELD, ItemEvent.FREE): ItemState.FREE,
         (ItemState.HELD, ItemEvent.QUARANTINE): ItemState.QUARANTINED,
         (ItemState.QUARANTINED, ItemEvent.RELEASE): ItemState.FREE,
+        (ItemState.HELD, ItemEvent.CACHE): ItemState.CACHED,
+        (ItemState.CACHED, ItemEvent.REUSE): ItemState.HELD,
+        (ItemState.CACHED, ItemEvent.EVICT): ItemState.FREE,
     }
     if (state, event) in allowed:
         _CALLS[event](pages, [item])
@@ -69,6 +77,7 @@ def test_a_taken_item_is_not_taken_again() -> None:
     assert TRANSITIONS[ItemState.FREE, ItemEvent.TAKE] is ItemState.HELD
     assert (ItemState.HELD, ItemEvent.TAKE) not in TRANSITIONS
     assert (ItemState.QUARANTINED, ItemEvent.TAKE) not in TRANSITIONS
+    assert (ItemState.CACHED, ItemEvent.TAKE) not in TRANSITIONS
 
 
 def test_a_list_with_one_bad_item_changes_nothing() -> None:
@@ -93,8 +102,28 @@ def test_quarantined_items_are_not_handed_out() -> None:
 def test_occupancy_adds_up_to_the_total() -> None:
     pages = allocator(8)
     pages.quarantine(pages.take(2))
+    pages.cache(pages.take(1))
     pages.take(3)
-    assert pages.occupancy() == Occupancy(Space.PAGE, total=8, free=3, held=3, quarantined=2)
+    assert pages.occupancy() == Occupancy(
+        Space.PAGE, total=8, free=2, held=3, quarantined=2, cached=1
+    )
+
+
+def test_cached_items_are_promised_to_nobody_but_not_taken_before_they_are_evicted() -> None:
+    pages = allocator(4, promised=2)
+    pages.cache(pages.take(2))
+    pages.withdraw(2)
+    assert pages.can_promise(4)
+    with pytest.raises(PoolError, match="1 cached items to reuse, but 0 of 0 promised"):
+        pages.reuse([1])
+    pages.promise(4)
+    pages.take(2)
+    with pytest.raises(PoolError, match="1 items asked for, 0 are free and 2 cached"):
+        pages.take(1)
+    pages.evict([2])
+    pages.reuse([1])
+    assert pages.take(1) == [2]
+    pages.check()
 
 
 def test_nothing_is_taken_beyond_the_promise() -> None:

@@ -84,6 +84,7 @@ def test_a_backup_without_some_component_is_refused_by_name(mode: PoolMode) -> N
     made = memory(mode)
     tables = _opened(made, 30)
     backup = back_up(made, tables)
+    tables.kv_len = 0
     assert [c.name for c in backup.components] == [c.name for c in made.components()]
     for component in backup.components:
         with pytest.raises(PoolError, match="the backup has components"):
@@ -94,6 +95,9 @@ def test_a_backup_that_counts_other_rows_or_layers_is_refused() -> None:
     made = memory(PoolMode.PAGED)
     tables = _opened(made, 30)
     backup = back_up(made, tables)
+    with pytest.raises(PoolError, match=r"a backup of tokens 0\.\.30 follows 30 tokens"):
+        restore(made, backup, tables)
+    tables.kv_len = 0
     with pytest.raises(PoolError, match=r"target\.c4 layer 2: the backup is \(7, 12\) bytes"):
         restore(made, replace(backup, length=29 + 3), tables)
     first = backup.components[0]

@@ -89,3 +89,104 @@ def test_check_listed_compares_a_requests_table(ledger: Ledger) -> None:
     for wrong in ([items[0]], [*items, 6], [items[0], items[0]]):
         with pytest.raises(PoolError, match="slot 1 lists items"):
             ledger.check_listed(1, wrong)
+
+
+# ---- items kept beyond their account
+
+
+def _kept(total: int = 6) -> Ledger:
+    """Items 1 and 2 were slot 1's and are cached; nobody holds anything."""
+    made = Ledger(PageAllocator(Space.PAGE, total))
+    made.open(1, 4)
+    made.take(1, 3)
+    made.share(1, [1, 2])
+    made.close(1)
+    made.check()
+    return made
+
+
+def test_kept_items_are_cached_when_the_last_holder_ends() -> None:
+    kept = _kept()
+    assert kept.allocator.occupancy().cached == 2
+    assert kept.allocator.promised == 0
+    kept.open(1, 3, [1, 2])
+    kept.open(2, 3, [1, 2])
+    kept.check()
+    assert kept.allocator.promised == 1 + 1 + 2, "held twice, promised once"
+    kept.close(1)
+    assert (kept.holders(1), kept.allocator.occupancy().held) == (1, 2)
+    kept.close(2)
+    kept.check()
+    assert kept.allocator.occupancy().cached == 2
+
+
+def test_whoever_fits_without_kept_items_fits_with_them() -> None:
+    kept = _kept()
+    kept.open(1, 3)
+    assert kept.can_open(3)
+    assert kept.can_open(3, [1, 2])
+    assert not kept.can_open(4, [1, 2]), "cached items become somebody's, and count"
+    kept.open(2, 3, [1, 2])
+    assert not kept.can_open(1)
+    assert kept.can_open(2, [1, 2]), "those are there already"
+
+
+def test_taking_evicts_cached_items_and_only_as_many_as_it_must() -> None:
+    kept, asked = _kept(), []
+
+    def evict_some(count: int) -> None:
+        asked.append(count)
+        for item in (2, 1)[:count]:
+            kept.evict(item)
+
+    kept.evict_with(evict_some)
+    kept.open(1, 6)
+    kept.take(1, 4)
+    assert asked == []
+    kept.take(1, 1)
+    assert asked == [1]
+    assert kept.holders(1) == 0
+    kept.check()
+
+
+def test_an_item_that_somebody_holds_is_not_evicted() -> None:
+    kept = _kept()
+    kept.open(1, 2, [1])
+    with pytest.raises(PoolError, match="item 1 can't be evicted: 1 requests hold it"):
+        kept.evict(1)
+    kept.evict(2)
+    with pytest.raises(PoolError, match="item 2 isn't kept"):
+        kept.open(2, 2, [2])
+    kept.check()
+
+
+def test_only_ones_own_items_can_be_shared_or_freed() -> None:
+    kept = _kept()
+    kept.open(1, 4, [1])
+    (own,) = kept.take(1, 1)
+    for wrong in ([1], [own, 9]):
+        with pytest.raises(PoolError, match="isn't held by slot 1 and can't be shared by it"):
+            kept.share(1, wrong)
+    with pytest.raises(PoolError, match="isn't held by slot 1 and can't be freed by it"):
+        kept.free(1, [1])
+    kept.check()
+
+
+def test_quarantine_leaves_shared_items_alone() -> None:
+    kept = _kept()
+    kept.open(1, 4, [1, 2])
+    kept.take(1, 1)
+    kept.quarantine(1)
+    occupancy = kept.allocator.occupancy()
+    assert (occupancy.held, occupancy.quarantined, kept.allocator.promised) == (2, 1, 3)
+    kept.check()
+    kept.close(1)
+    kept.check()
+    assert kept.allocator.promised == 0
+
+
+def test_check_sees_a_kept_item_counted_wrong() -> None:
+    kept = _kept()
+    kept._holders[1] = 1
+    with pytest.raises(PoolError, match="kept item 1 is cached, booked for 1 requests"):
+        kept.check()

@@ -150,7 +150,7 @@ class MemoryMachine(RuleBasedStateMachine):
     def books_balance(self) -> None:
         self.memory.check()
         for one in self.memory.occupancy():
-            assert one.free + one.held + one.quarantined == one.total
+            assert one.free + one.held + one.quarantined + one.cached == one.total
 
     @invariant()
     def nothing_is_owned_twice(self) -> None:
