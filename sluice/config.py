@@ -50,7 +50,8 @@ class EngineConfig:
     # Share of a request's max_tokens that admission promises memory for. Below 1 more requests run at
     # once, and under pressure the youngest are taken off, backed up on the host, and brought back.
     promised_output: float = 1.0
-    # Reuse of prompts' beginnings: their state is kept on the host, at every so many tokens (a multiple
-    # of the page), up to so many bytes. 0 bytes = off. Decode pods have no use for it.
+    # Reuse of prompts' beginnings: pages of history stay where they are, all else is copied to the host
+    # at every so many tokens (a multiple of the page), together up to so many bytes. 0 bytes = off.
+    # Decode pods have no use for it.
     prefix_bytes: int = 0
     prefix_interval_tokens: int = 512

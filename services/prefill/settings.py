@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pydantic_settings import SettingsConfigDict
 
 from services.pod_settings import PodSettings
+from sluice.config import EngineConfig
 
 
 class PrefillSettings(PodSettings):
@@ -13,3 +16,12 @@ class PrefillSettings(PodSettings):
     forget_peer_s: float = (
         30.0  # a decode pod silent this long is forgotten; it pairs again by itself
     )
+    prefix_cache_bytes: int = 0  # of state kept for prompts that begin alike; 0 = keep nothing
+    prefix_cache_interval_tokens: int = 512  # depths at which windows and recurrent state are kept
+
+    def engine(self) -> EngineConfig:
+        return replace(
+            super().engine(),
+            prefix_bytes=self.prefix_cache_bytes,
+            prefix_interval_tokens=self.prefix_cache_interval_tokens,
+        )
