@@ -120,6 +120,7 @@ def test_values_and_scales_are_backed_up_and_restored() -> None:
     memory.close(tables)
     opened(memory, "in between")
     tables = opened(memory, "back")
+    tables.kv_len = 0
     restore(memory, backup, tables)
     for rows in layers:
         found = rows.read(rows_of(tables), torch.float32)
