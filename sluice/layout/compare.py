@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields, replace
 
 from sluice.layout.causes import follow
 from sluice.layout.component import SCALE_KINDS, Component, Coverage, Entry, Owner
-from sluice.layout.layout import Layout
+from sluice.layout.layout import Layout, Parallelism
 from sluice.layout.outcome import Mismatch, Severity
-from sluice.layout.rules import FieldRule, render, rows_rule, rule_for, setting
+from sluice.layout.rules import RESHARDED, FieldRule, render, rows_rule, rule_for, setting
 from sluice.types import Role
 
 _ALLOW = setting(Role.DECODE, "allow_missing_draft")
@@ -22,9 +22,31 @@ def compare(prefill: Layout, decode: Layout, *, allow_missing_draft: bool) -> It
     yield from _fields("", prefill, decode, only=("wire_version",))
     yield from _fields("model.", prefill.model, decode.model)
     yield from _fields("geometry.", prefill.geometry, decode.geometry)
-    yield from _fields("parallelism.", prefill.parallelism, decode.parallelism)
+    yield from _parallelism(prefill.parallelism, decode.parallelism)
     yield from _spec(prefill, decode, allow_missing_draft)
     yield from _components(prefill, decode, allow_missing_draft)
+
+
+def _parallelism(prefill: Parallelism, decode: Parallelism) -> Iterator[Mismatch]:
+    """Widths convert when one divides the other, contexts when prefill doesn't split its own."""
+    small, large = sorted((max(1, prefill.tensor), max(1, decode.tensor)))
+    for mismatch in _fields("parallelism.", prefill, decode):
+        if mismatch.path == "parallelism.tensor" and large % small:
+            yield replace(
+                mismatch,
+                severity=Severity.FATAL,
+                explanation="neither tensor-parallel width divides the other",
+                remedy=f"choose {setting(Role.PREFILL, 'tp')} and {setting(Role.DECODE, 'tp')} so that one does",
+            )
+        elif mismatch.path == "parallelism.context" and prefill.context != 1:
+            yield replace(
+                mismatch,
+                severity=Severity.FATAL,
+                explanation="a prefill pod that deals its history to ranks pairs only with its equal",
+                remedy=f"set {setting(Role.PREFILL, 'dcp')}=1",
+            )
+        else:
+            yield mismatch
 
 
 def drafts(layout: Layout) -> bool:
@@ -83,7 +105,8 @@ def _components(prefill: Layout, decode: Layout, allow_missing_draft: bool) -> I
     theirs = {component.name: component for component in decode.components}
     for name in [*ours, *(name for name in theirs if name not in ours)]:
         if name in ours and name in theirs:
-            yield from _component(ours[name], theirs[name])
+            widening = decode.parallelism.context if prefill.parallelism.context == 1 else 1
+            yield from _component(ours[name], theirs[name], widening)
         else:
             yield _missing(
                 name, prefill, decode, ours.get(name), theirs.get(name), allow_missing_draft
@@ -130,7 +153,7 @@ def _present(component: Component | None) -> str:
     return f"{component.kind.value}, {count} {'entry' if count == 1 else 'entries'}"
 
 
-def _component(prefill: Component, decode: Component) -> Iterator[Mismatch]:
+def _component(prefill: Component, decode: Component, widening: int) -> Iterator[Mismatch]:
     path = f"components[{prefill.name}]."
     for field in fields(Component):
         ours, theirs = getattr(prefill, field.name), getattr(decode, field.name)
@@ -139,9 +162,12 @@ def _component(prefill: Component, decode: Component) -> Iterator[Mismatch]:
         if field.name == "entries":
             yield from _entries(path, prefill.entries, decode.entries)
         elif field.name == "rows_per_item":
-            yield rows_rule(prefill, decode).mismatch(path + field.name, ours, theirs)
+            yield rows_rule(prefill, decode, widening).mismatch(path + field.name, ours, theirs)
         else:
             yield rule_for(Component, field.name).mismatch(path + field.name, ours, theirs)
+
+
+_SPLIT_FIELDS = frozenset({"row_shape", "row_bytes", "shards"})
 
 
 @dataclass(frozen=True)
@@ -166,7 +192,10 @@ def _entries(
         pairs = [(e, by_layer[e.layer_id]) for e in prefill if e.layer_id in by_layer]
     where: dict[_Difference, list[int]] = {}
     for index, (ours, theirs) in enumerate(pairs):
+        parts = _is_resharded(ours, theirs)
         for field in fields(Entry):
+            if parts and field.name in _SPLIT_FIELDS:
+                continue
             values = getattr(ours, field.name), getattr(theirs, field.name)
             if values[0] != values[1]:
                 where.setdefault(_Difference(field.name, *values), []).append(index)
@@ -175,6 +204,33 @@ def _entries(
         yield rule_for(Entry, difference.field).mismatch(
             f"{path}entries[{label}].{difference.field}", difference.prefill, difference.decode
         )
+    if any(_is_resharded(ours, theirs) for ours, theirs in pairs):
+        yield RESHARDED.mismatch(path + "entries[*].shards", _parts(prefill[0]), _parts(decode[0]))
+
+
+def _is_resharded(ours: Entry, theirs: Entry) -> bool:
+    """The same whole row in another number of parts: split along its first axis, so that a part is one
+    stretch of bytes.
+    """
+    return (
+        ours.shards != theirs.shards
+        and bool(ours.row_shape and theirs.row_shape)
+        and (
+            _whole_shape(ours) == _whole_shape(theirs)
+            and ours.row_bytes * ours.shards == theirs.row_bytes * theirs.shards
+            and ours.shard_axis == theirs.shard_axis == 0
+        )
+    )
+
+
+def _whole_shape(entry: Entry) -> tuple[int, ...]:
+    return (entry.row_shape[0] * entry.shards, *entry.row_shape[1:])
+
+
+def _parts(entry: Entry) -> str:
+    return (
+        f"{entry.shards} parts of {render(entry.row_shape)}" if entry.shards > 1 else "whole rows"
+    )
 
 
 def _describe(entries: tuple[Entry, ...]) -> str:

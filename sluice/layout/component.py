@@ -104,6 +104,9 @@ class Component:
     window_tokens: int  # W of the coverage rule; 0 where the rule has none
     num_items: int
     entries: tuple[Entry, ...]
+    # Context-parallel ranks that rows are dealt to in turn: row r is on rank r % interleave, there as row
+    # r // interleave. Rows, items and capacities above are counted over all of them.
+    interleave: int = 1
 
     @property
     def bytes_per_row(self) -> int:

@@ -116,6 +116,8 @@ def problems_of(layout: Layout, verify_tokens: int) -> tuple[Problem, ...]:
         *_naming(layout),
         *_draft_rules(layout),
         *_scales(layout),
+        *_widths(layout),
+        *(p for component in layout.components for p in _shares(layout, component)),
         *(p for component in layout.components for p in _component(layout, component)),
         *(p for component in layout.components for p in _rows(layout, component, verify_tokens)),
         *_ring_rows(layout),
@@ -240,6 +242,37 @@ def _scales(layout: Layout) -> Iterator[Problem]:
             )
 
 
+def _widths(layout: Layout) -> Iterator[Problem]:
+    tensor, context = layout.parallelism.tensor, layout.parallelism.context
+    if tensor < 1 or context < 1 or tensor % context:
+        yield Problem(
+            "parallelism",
+            f"tensor {tensor}, context {context}",
+            "context-parallel ranks are groups of the tensor-parallel ones",
+            "choose SLUICE_{role}_TP as a multiple of SLUICE_{role}_DCP",
+        )
+
+
+def _shares(layout: Layout, component: Component) -> Iterator[Problem]:
+    """Ranks' parts are moved as stretches of bytes of whole rows, the same in every layer."""
+    tensor, context = max(1, layout.parallelism.tensor), layout.parallelism.context
+    path, shards = f"components[{component.name}]", {e.shards for e in component.entries}
+    if any(count < 1 or tensor % count for count in shards):
+        rule = "the ranks share a component's parts equally"
+        yield Problem(f"{path}.entries", f"{render(tuple(shards))} parts, {tensor} ranks", rule)
+    split = {(e.shards, e.shard_axis, e.row_bytes) for e in component.entries}
+    if max(shards, default=1) > 1 and (len(split) > 1 or component.entries[0].shard_axis != 0):
+        rule = "rows split along their first axis, and alike in every layer"
+        yield Problem(f"{path}.entries", f"{len(split)} ways of splitting", rule)
+    dealt = component.interleave
+    if dealt != 1 and (dealt != context or component.coverage is not Coverage.HISTORY):
+        yield Problem(
+            f"{path}.interleave",
+            f"{dealt}, context {context}, {component.coverage.value}",
+            "only history is dealt, to all context-parallel ranks",
+        )
+
+
 def _rows_alike(values: Component, scales: Component) -> bool:
     alike = replace(values, name=scales.name, kind=scales.kind, entries=scales.entries) == scales
     layers = [[entry.layer_id for entry in one.entries] for one in (values, scales)]
@@ -324,7 +357,7 @@ def _row_bytes(path: str, component: Component) -> Iterator[Problem]:
 
 def _rows(layout: Layout, component: Component, verify_tokens: int) -> Iterator[Problem]:
     path = f"components[{component.name}].rows_per_item"
-    rows, page = component.rows_per_item, layout.geometry.page_tokens
+    rows, page = component.rows_per_item, layout.geometry.page_tokens * layout.parallelism.context
     paged = component.space in (Space.PAGE, Space.WINDOW_PAGE)
     if component.space is Space.REQUEST_SLOT and rows != 1:
         yield Problem(path, str(rows), "a request slot holds one row")

@@ -10,6 +10,7 @@ from sluice.layout.columns import columns, layers, size
 from sluice.layout.component import Component, Coverage
 from sluice.layout.consistency import live_rows
 from sluice.layout.encoding import fingerprint
+from sluice.layout.explain_ranks import explain_writers
 from sluice.layout.layout import Layout
 from sluice.layout.outcome import Agreement, DraftHandover, Mismatch, Refusal, Severity, shorten
 from sluice.layout.rules import render
@@ -180,6 +181,7 @@ def _agreement(agreement: Agreement) -> str:
         for plan in agreement.plans
     ]
     lines += columns([("component", "what is sent", "costs"), *rows], right=frozenset({2}))
+    lines += explain_writers(agreement)
     lines += _groups(agreement.notes)
     return "\n".join(lines) + "\n"
 

@@ -52,7 +52,11 @@ def negotiate(
         if component.owner is Owner.TARGET or draft is DraftHandover.SENT
     )
     return Agreement(
-        digest=_digest(prefill, decode, plans, draft), plans=plans, draft=draft, notes=found
+        digest=_digest(prefill, decode, plans, draft),
+        plans=plans,
+        draft=draft,
+        notes=found,
+        ranks=(prefill.parallelism.tensor, decode.parallelism.tensor),
     )
 
 

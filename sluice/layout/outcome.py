@@ -67,6 +67,7 @@ class Agreement:
     plans: tuple[ComponentPlan, ...]  # in the order of sending and of digests
     draft: DraftHandover
     notes: tuple[Mismatch, ...]  # convertible and harmless differences
+    ranks: tuple[int, int] = (1, 1)  # of prefill, of decode
 
     @property
     def components(self) -> tuple[str, ...]:

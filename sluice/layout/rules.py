@@ -110,13 +110,11 @@ RULES: Mapping[str, FieldRule] = {
     ),
     "Geometry.kv_dtype": _fatal("state is stored in different number formats", _equal("kv_dtype")),
     "Geometry.byte_layout": _fatal("rows have a different byte order inside", _SAME_RELEASE),
-    "Parallelism.tensor": _fatal(
-        "different tensor-parallel widths: resharding is not yet supported by this version",
-        "start both pods with the same tensor-parallel width",
+    "Parallelism.tensor": _convertible(
+        "different tensor-parallel widths: each decode rank is written by the prefill ranks that hold its part"
     ),
-    "Parallelism.context": _fatal(
-        "different context-parallel widths: resharding is not yet supported by this version",
-        "start both pods with the same context-parallel width",
+    "Parallelism.context": _convertible(
+        "different context-parallel widths: history is dealt to decode's ranks token by token"
     ),
     "Parallelism.rank": _harmless("ranks number the pods of one role; they are paired by width"),
     "SpecIdentity.algorithm": _fatal("the pods draft with different algorithms", _SAME_DRAFT),
@@ -153,13 +151,10 @@ RULES: Mapping[str, FieldRule] = {
         "rows differ in size: writing one over the other would hit a neighbour's row",
         _same("kv_dtype"),
     ),
-    "Entry.shard_axis": _fatal(
-        "rows are split over ranks differently; resharding is not yet supported by this version",
-        "start both pods with the same tensor-parallel width",
-    ),
-    "Entry.shards": _fatal(
-        "rows are split over ranks differently; resharding is not yet supported by this version",
-        "start both pods with the same tensor-parallel width",
+    "Entry.shard_axis": _fatal("rows are split over ranks along different axes", _SAME_RELEASE),
+    "Entry.shards": _fatal("the parts of a row don't make up the same whole row", _SAME_MODEL),
+    "Component.interleave": _convertible(
+        "rows are dealt to a different number of ranks: each gets those that it owns"
     ),
 }
 
@@ -190,8 +185,20 @@ def is_ring(component: Component) -> bool:
     )
 
 
-def rows_rule(prefill: Component, decode: Component) -> FieldRule:
-    """The rule for ``rows_per_item``: a stride may differ, a page may not."""
+RESHARDED = _convertible(
+    "rows are split over more ranks on one pod: each part goes where it belongs"
+)
+_DEALT_PAGES = _convertible(
+    "a page of all ranks together: each has as many rows of it as prefill's pages"
+)
+
+
+def rows_rule(prefill: Component, decode: Component, widening: int = 1) -> FieldRule:
+    """The rule for ``rows_per_item``: a stride may differ, a page only by decode's context-parallel width
+    over prefill's (``widening``).
+    """
     if is_ring(prefill) and is_ring(decode):
         return _RING_ROWS
+    if decode.rows_per_item == prefill.rows_per_item * widening:
+        return _DEALT_PAGES
     return rule_for(Component, "rows_per_item")

@@ -106,6 +106,7 @@ def component_to_pb(component: Component) -> layout_pb2.Component:
         window_tokens=component.window_tokens,
         num_items=component.num_items,
         entries=[_entry_to_pb(entry) for entry in component.entries],
+        interleave=component.interleave,
     )
 
 
@@ -122,6 +123,7 @@ def component_from_pb(component: layout_pb2.Component) -> Component:
         window_tokens=component.window_tokens,
         num_items=component.num_items,
         entries=tuple(_entry_from_pb(entry) for entry in component.entries),
+        interleave=component.interleave,
     )
 
 

@@ -19,6 +19,7 @@ entries = st.builds(
     row_shape=st.lists(large, max_size=3).map(tuple),
     row_bytes=large,
     shard_axis=st.none() | small,
+    shards=small,
 )
 components = st.builds(
     Component,
@@ -32,6 +33,7 @@ components = st.builds(
     window_tokens=small,
     num_items=large,
     entries=st.lists(entries, max_size=2).map(tuple),
+    interleave=small,
 )
 layouts = st.builds(
     Layout,

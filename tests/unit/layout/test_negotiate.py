@@ -168,8 +168,6 @@ FATAL_MUTATIONS: tuple[tuple[str, Mutation], ...] = (
     ("geometry.ring_rows", _geometry(ring_rows=131)),
     ("geometry.kv_dtype", _geometry(kv_dtype="bfloat16")),
     ("geometry.byte_layout", _geometry(byte_layout="block_scaled")),
-    ("parallelism.tensor", _parallelism(tensor=2)),
-    ("parallelism.context", _parallelism(context=2)),
     ("spec.algorithm", _spec(algorithm="dspark")),
     ("spec.algorithm", _spec(algorithm="none")),
     ("spec.draft_digest", _spec(draft_digest="x")),
@@ -230,6 +228,7 @@ NOTED_MUTATIONS: tuple[tuple[str, Severity, Mutation], ...] = (
     ("parallelism.rank", Severity.HARMLESS, _parallelism(rank=1)),
     ("components[target.c4].num_items", Severity.HARMLESS, _component("target.c4", num_items=3)),
     ("spec.steps", Severity.CONVERTIBLE, _spec(steps=2)),
+    ("parallelism.tensor", Severity.CONVERTIBLE, _parallelism(tensor=2)),
     ("spec.draft_tokens", Severity.CONVERTIBLE, _spec(draft_tokens=3)),
     (
         "components[target.c4_tail].rows_per_item",
