@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sluice.cli.layout_sources import read_layouts
+from sluice.cli.operator import add_tls_arguments, channel_of
 from sluice.errors import GeometryError, SluiceError
 from sluice.layout.consistency import check_layout
 from sluice.layout.encoding import encode
@@ -59,6 +60,7 @@ def _command(
     command.add_argument(
         "--timeout-s", type=float, default=5.0, help="how long to wait for a running pod"
     )
+    add_tls_arguments(command)
     command.set_defaults(run=_or_usage(run))
     return command
 
@@ -77,7 +79,7 @@ def _or_usage(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
 
 
 def _show(args: argparse.Namespace) -> int:
-    (layout,) = read_layouts([args.source], args.timeout_s)
+    (layout,) = read_layouts([args.source], args.timeout_s, channel_of(args))
     if args.save is not None:
         args.save.write_text(encode(layout, indent=2) + "\n")
     if args.json:
@@ -107,7 +109,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _check_one(args: argparse.Namespace) -> int:
-    (layout,) = read_layouts([args.prefill], args.timeout_s)
+    (layout,) = read_layouts([args.prefill], args.timeout_s, channel_of(args))
     try:
         check_layout(layout)
     except GeometryError as error:
@@ -125,7 +127,7 @@ def _print_verdict(as_json: bool, keeps_rules: bool, broken: str, remedy: str) -
 
 
 def _negotiate(args: argparse.Namespace) -> Agreement | Refusal:
-    prefill, decode = read_layouts([args.prefill, args.decode], args.timeout_s)
+    prefill, decode = read_layouts([args.prefill, args.decode], args.timeout_s, channel_of(args))
     return negotiate(prefill, decode, allow_missing_draft=args.allow_missing_draft)
 
 
