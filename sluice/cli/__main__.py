@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from sluice.cli import ab, explain, keys, layout, pair, preflight, up
+from sluice.cli import ab, chat, explain, keys, layout, pair, preflight, status, up
+from sluice.cli.bench import command as bench
 from sluice.errors import SluiceError
 
 
@@ -27,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sluice", description="Disaggregated LLM serving.")
     commands = parser.add_subparsers(required=True, metavar="command")
-    for command in (up, pair, layout, preflight, explain, ab, keys):
+    for command in (up, chat, status, bench, pair, layout, preflight, explain, ab, keys):
         command.add_parser(commands)
     return parser
 

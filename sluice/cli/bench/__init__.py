@@ -1,0 +1,1 @@
+"""``sluice bench``: load on a running router, and what came of it."""

@@ -1,0 +1,101 @@
+"""The report as one page that needs nothing else: no script, no network."""
+
+from __future__ import annotations
+
+from html import escape
+
+from sluice.cli.bench.charts import charts
+from sluice.cli.bench.report import Report
+from sluice.cli.bench.show import figure_rows, latency_rows, number, warnings
+from sluice.cli.bench.svg import svg
+
+_STYLE = """
+:root { --ink: #1c2430; --soft: #5d6a7b; --page: #f6f7f9; --card: #fff; --edge: #dfe4ea;
+  --good: #1f77b4; --bad: #c8372d }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6eaf0; --soft: #98a4b3; --page: #14181e; --card: #1d232b; --edge: #333c48;
+    --good: #5aa9e6; --bad: #ef6f65 }
+}
+* { box-sizing: border-box }
+body { margin: 0 auto; padding: 28px 20px 48px; max-width: 1040px; color: var(--ink); background: var(--page);
+  font: 15px/1.5 system-ui, sans-serif }
+h1 { font-size: 23px; margin: 0 0 2px }
+p { margin: 2px 0; color: var(--soft) }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(158px, 1fr)); gap: 12px; margin: 20px 0 }
+.card, .chart, table { background: var(--card); border: 1px solid var(--edge); border-radius: 8px }
+.card { padding: 12px 14px }
+.card b { display: block; font-size: 19px; white-space: nowrap; line-height: 1.3; font-variant-numeric: tabular-nums }
+.card span { color: var(--soft); font-size: 13px }
+.note { border-left: 4px solid var(--bad); background: var(--card); color: var(--ink); padding: 8px 12px;
+  margin: 10px 0 }
+table { border-collapse: separate; border-spacing: 0; width: 100%; margin: 16px 0; overflow: hidden }
+th, td { padding: 7px 12px; text-align: right; border-top: 1px solid var(--edge); font-variant-numeric: tabular-nums }
+tr:first-child th { border-top: 0; color: var(--soft); font-weight: 500 }
+th:first-child, td:first-child { text-align: left }
+table.figures td { text-align: left; overflow-wrap: anywhere }
+table.figures td:first-child { color: var(--soft); white-space: nowrap; width: 1% }
+table.figures tr:first-child td { border-top: 0 }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr)); gap: 14px }
+.chart { padding: 8px }
+svg { width: 100%; height: auto; display: block; font: 11px system-ui, sans-serif }
+svg text { fill: var(--soft) } svg .title { fill: var(--ink); font-size: 13px; font-weight: 600 }
+.grid { stroke: var(--edge) } .line { fill: none; stroke-width: 1.8 } .line.good { stroke: var(--good) }
+.dot.good { fill: var(--good); fill-opacity: .55 } .dot.bad { fill: var(--bad) }
+.limit { stroke: var(--bad); stroke-dasharray: 5 4 } svg .slo { fill: var(--bad) }
+footer { margin-top: 22px; color: var(--soft); font-size: 13px }
+"""
+
+
+def html_report(report: Report) -> str:
+    notes = "".join(f'<p class="note">{escape(text)}</p>' for text in warnings(report))
+    drawn = "".join(f'<div class="chart">{svg(chart)}</div>' for chart in charts(report))
+    figures = "".join(
+        f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>"
+        for name, value in figure_rows(report)
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(report.title)}</title><style>{_STYLE}</style></head><body>"
+        f"<h1>{escape(report.title)}</h1><p>{escape(report.loop)}</p>{notes}"
+        f'<div class="cards">{_cards(report)}</div>{_latencies(report)}'
+        f'<div class="charts">{drawn}</div><table class="figures">{figures}</table>'
+        "<footer>Latencies count from when the schedule wanted a request sent, and are of requests that came back "
+        "whole; failed ones count against the SLO. Percentiles are nearest-rank. "
+        f"Options: {escape(report.options)}</footer></body></html>\n"
+    )
+
+
+def _cards(report: Report) -> str:
+    s = report.summary
+    cards = [
+        (f"{s.ok}/{s.requests}", "requests came back whole"),
+        (f"{number(s.output_tokens_rate)}/s", "output tokens"),
+    ]
+    if s.ttft is not None:
+        cards.append(
+            (f"{number(1000 * s.ttft.p50)} / {number(1000 * s.ttft.p99)} ms", "TTFT p50 / p99")
+        )
+    if s.tpot is not None:
+        cards.append(
+            (f"{number(1000 * s.tpot.p50)} / {number(1000 * s.tpot.p99)} ms", "TPOT p50 / p99")
+        )
+    if report.slo_text():
+        cards.append((f"{100 * s.good_share:.1f} %", f"within {report.slo_text()}"))
+    if s.acceptance is not None:
+        cards.append((f"{s.acceptance:.2f}", "tokens a verify step"))
+    return "".join(
+        f'<div class="card"><b>{escape(value)}</b><span>{escape(what)}</span></div>'
+        for value, what in cards
+    )
+
+
+def _latencies(report: Report) -> str:
+    heads = "".join(
+        f"<th>{name}</th>" for name in ("ms", "mean", "p50", "p90", "p95", "p99", "max")
+    )
+    rows = "".join(
+        f"<tr><td>{escape(name)}</td>" + "".join(f"<td>{number(v)}</td>" for v in values) + "</tr>"
+        for name, values in latency_rows(report.summary)
+    )
+    return f"<table><tr>{heads}</tr>{rows}</table>"
