@@ -23,7 +23,7 @@ from sluice.errors import (
 from sluice.layout.layout import Layout
 from sluice.layout.negotiate import Agreement, Refusal, negotiate
 from sluice.rpc.channel import ChannelConfig
-from sluice.rpc.messages import CanaryStatus
+from sluice.rpc.messages import CanaryStatus, PeerStatus
 from sluice.rpc.prefill_link import PingAnswer, PrefillLink
 from sluice.telemetry.logging import get_logger
 from sluice.transfer.grant import GrantEvent
@@ -58,6 +58,7 @@ class Peers:
         self._peers: dict[str, Peer] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._change = asyncio.Event()
+        self.discovery_problem = ""
         self.prove: Prove | None = None  # the canary; set once, before the first ``add``
         self.on_refused: Callable[[Refusal], None] = lambda _refusal: None
         self.quarantines = 0  # since the start
@@ -65,6 +66,7 @@ class Peers:
 
     def follow(self, view: RegistryView) -> None:
         """Keep a pairing with every prefill that discovery knows, and with no other once it isn't needed."""
+        self.discovery_problem = view.problem
         prefills = view.of(Role.PREFILL)
         for address, pod in prefills.items():
             peer = self.add(address)
@@ -90,6 +92,9 @@ class Peers:
 
     def all(self) -> tuple[Peer, ...]:
         return tuple(self._peers.values())
+
+    def statuses(self) -> tuple[PeerStatus, ...]:
+        return tuple(peer.status() for peer in self._peers.values())
 
     def paired(self) -> bool:
         """At least one prefill has agreed, its canary passed, and it isn't on its way out."""

@@ -45,8 +45,10 @@ class Readiness:
         if self.draining:
             return "shutting down"
         if not paired:
-            peers = "; ".join(f"{p.address} {p.state.value} {p.reason}" for p in self._peers.all())
-            return f"no prefill has agreed: {peers or 'no peer is configured'}"
+            peers = [f"{p.address} {p.state} {p.reason}" for p in self._peers.statuses()]
+            problem = self._peers.discovery_problem
+            known = "; ".join(peers) or problem or "no peer is configured or discovered"
+            return f"no prefill has agreed: {known}"
         return ""
 
     def _crowded(self) -> str:

@@ -114,7 +114,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
                 queued=stats.queued,
                 running=stats.running,
                 max_model_tokens=self._max_model_tokens,
-                peers=tuple(peer.status() for peer in self._peers.all()),
+                peers=self._peers.statuses(),
                 pools=pool_statuses(stats.occupancy, self._pod.layout),
                 retractions=stats.retractions,
                 capacity=self._capacity,
