@@ -139,13 +139,16 @@ async def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 async def test_a_draining_router_says_so_while_it_still_takes_requests() -> None:
     """Load balancers hear of it before connections are refused; streams end by themselves; exit 0."""
     decode = ScriptedDecode([says("x")])
-    settings = {"DRAIN_NOTICE_S": "1.5", "DRAIN_S": "5"}
-    async with decode_server(decode) as address, _router(DECODES=address, **settings) as process:
-        async with httpx.AsyncClient(base_url=await _url(process), trust_env=False) as http:
+    settings = {"DRAIN_NOTICE_S": "3", "DRAIN_S": "5"}
+    async with (
+        decode_server(decode) as address,
+        router_process(DECODES=address, **settings) as process,
+    ):
+        async with httpx.AsyncClient(base_url=await url_of(process), trust_env=False) as http:
             assert (await http.get("/ready")).status_code == 200
             process.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(1.0):
-                while (await http.get("/ready")).status_code == 200:
+            async with asyncio.timeout(5.0):
+                while (await http.get("/ready")).status_code == 200:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             assert "shutting down" in (await http.get("/ready")).text
             assert (await http.post("/v1/completions", json={"prompt": "hi"})).status_code == 200
