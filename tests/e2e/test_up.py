@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.nixl, pytest.mark.slow]
 _READY_S = 90.0
 
 
-class _Up:
+class Up:
     """A running ``sluice up`` with its output in files."""
 
     def __init__(self, folder: Path, model: Path) -> None:
@@ -57,8 +57,8 @@ class _Up:
 
 
 @contextmanager
-def _up(folder: Path, model: Path) -> Iterator[_Up]:
-    up = _Up(folder, model)
+def running(folder: Path, model: Path) -> Iterator[Up]:
+    up = Up(folder, model)
     try:
         yield up
     finally:
@@ -71,7 +71,7 @@ def _gone(processes: list[psutil.Process]) -> bool:
 
 
 def test_it_serves_and_stops_in_order(tmp_path: Path, model_dir: Path) -> None:
-    with _up(tmp_path, model_dir) as up:
+    with running(tmp_path, model_dir) as up:
         url = up.wait_ready()
         children = up.children()
         assert sorted(children) == ["decode", "prefill", "router"]
@@ -90,7 +90,7 @@ def test_it_serves_and_stops_in_order(tmp_path: Path, model_dir: Path) -> None:
 def test_pairs_are_proven_from_the_command_line(
     tmp_path: Path, model_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with _up(tmp_path, model_dir) as up:
+    with running(tmp_path, model_dir) as up:
         url = up.wait_ready()
         assert main(["pair", "--router", url, "--complete", "--json"]) == 0
         pair, completion = json.loads(capsys.readouterr().out)
@@ -110,7 +110,7 @@ def test_pairs_are_proven_from_the_command_line(
 def test_a_child_that_dies_takes_the_rest_down_and_is_named(
     tmp_path: Path, model_dir: Path
 ) -> None:
-    with _up(tmp_path, model_dir) as up:
+    with running(tmp_path, model_dir) as up:
         up.wait_ready()
         children = up.children()
         children["decode"].kill()
@@ -124,7 +124,7 @@ def test_a_pod_that_cannot_start_shows_its_own_words(tmp_path: Path) -> None:
     broken = tmp_path / "model"
     broken.mkdir()
     (broken / "config.json").write_text('{"model_type": "made_up"}')
-    with _up(tmp_path, broken) as up:
+    with running(tmp_path, broken) as up:
         assert up.process.wait(timeout=60) == 2
         text = up.err.read_text()
         assert "exited with code 2" in text
