@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/sluice/v1/*.proto)
 MAX_LINES := 400
 
-.PHONY: setup tools chart-golden chart-settings up test lint format proto bench bench-transfer bench-acceptance bench-acceptance-dspark model-smollm2 clean
+.PHONY: setup tools chart-golden chart-settings up test test-cluster lint format proto bench bench-transfer bench-acceptance bench-acceptance-dspark model-smollm2 clean
 
 setup: $(VENV)/.installed $(VENV)/.stubs
 
@@ -48,6 +48,10 @@ test bench bench-transfer bench-acceptance bench-acceptance-dspark: export OMP_N
 
 test: setup tools
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# The chart on a real Kubernetes node of its own; root, minutes. See tests/cluster/__main__.py.
+test-cluster: tools
+	$(BIN)/python -m tests.cluster
 
 lint: setup
 	$(BIN)/ruff check .

@@ -19,6 +19,7 @@ from sluice.v1 import prefill_pb2_grpc
 
 log = get_logger(__name__)
 SERVICE = "sluice.v1.Prefill"
+LAYOUT = "sluice.layout"  # health: at least one decode pod has agreed
 _WATCH_EVERY_S = 1.0
 
 
@@ -43,6 +44,7 @@ async def serve(settings: PrefillSettings) -> None:
             ServerConfig(settings.listen, tls=tls, health_listen=settings.health_listen),
             lambda grpc: prefill_pb2_grpc.add_PrefillServicer_to_server(servicer, grpc),
             (SERVICE,),
+            (LAYOUT,),
         )
         metrics.watch(pod, lambda: servicer.status().ready)
         metrics.watch_attempts(
@@ -56,7 +58,8 @@ async def serve(settings: PrefillSettings) -> None:
                 await stopping.wait()
         watch.cancel()
         servicer.draining = True
-        await server.set_serving(SERVICE, False)
+        for name in (SERVICE, LAYOUT):
+            await server.set_serving(name, False)
         await attempts.drain(settings.drain_s)
         # Decode takes a refused connection for the end of our writes: the I/O thread ends first, the port closes last.
         await asyncio.to_thread(pod.worker.close)
@@ -65,9 +68,12 @@ async def serve(settings: PrefillSettings) -> None:
 
 async def _watch(pod: Pod, peers: Peers, server: RpcServer) -> None:
     """Keep health true and forget peers that fell silent."""
-    serving = False
+    serving = paired = False
     while True:
         healthy = pod.engine.failed is None and pod.worker.failed is None
+        if (healthy and len(peers) > 0) != paired:
+            paired = not paired
+            await server.set_serving(LAYOUT, paired)
         if healthy != serving:
             serving = healthy
             await server.set_serving(SERVICE, serving)

@@ -25,7 +25,9 @@ def write_base(out: Path, packages: Iterable[str]) -> int:
     """How many packages it took. Only works where ``dpkg`` does."""
     chosen = _closure(packages)
     listed = _run("dpkg", "-L", *sorted(chosen)).splitlines()
-    files = {_resolved(path) for path in listed if path.startswith("/") and not path.startswith(_SKIPPED)}
+    files = {
+        _resolved(path) for path in listed if path.startswith("/") and not path.startswith(_SKIPPED)
+    }
     files |= {Path(path) for path in _MADE_BY_INSTALLING}
     with tarfile.open(out, "w") as tar:
         for name, mode in _FOLDERS.items():

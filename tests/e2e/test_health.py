@@ -78,6 +78,7 @@ def test_readiness_follows_the_peer_and_liveness_does_not(pair: Pair) -> None:
 
     async def follow() -> None:
         await all_are(SERVING, 5)
+        assert health(pair.prefill.address, "sluice.layout") == SERVING  # decode has agreed
         pair.prefill.freeze()
         await all_are(NOT_SERVING, 6)
         async with DecodeClient(pair.decode.address) as client:

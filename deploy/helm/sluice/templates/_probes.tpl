@@ -1,4 +1,8 @@
-{{/* Alive asks the process alone; ready asks for more: of decode that a canary has crossed from a prefill pod. */}}
+{{/*
+Alive asks the process alone. Ready asks for a peer too: of decode that a canary has crossed from a prefill pod, of
+prefill that a decode pod has agreed. So a rolling update that changes the layout takes an old pod away only once a new
+pair stands, and one of a single role stops instead of breaking the service.
+*/}}
 
 {{- define "sluice.probes" -}}
 {{- $probes := .role.probes }}
@@ -9,7 +13,7 @@ livenessProbe:
   {{- include "sluice.probe" (merge (dict "service" "") .) | nindent 2 }}
   {{- toYaml $probes.liveness | nindent 2 }}
 readinessProbe:
-  {{- include "sluice.probe" (merge (dict "service" (printf "sluice.v1.%s" (title .name)) "ready" true) .) | nindent 2 }}
+  {{- include "sluice.probe" (merge (dict "service" (ternary "sluice.layout" "sluice.v1.Decode" (eq .name "prefill")) "ready" true) .) | nindent 2 }}
   {{- toYaml $probes.readiness | nindent 2 }}
 {{- end }}
 

@@ -1,0 +1,200 @@
+"""One release's life on a real node: installed, proven, scaled, upgraded, killed, drained, rolled back, removed.
+
+Run by ``make test-cluster``, in this order; not collected by a plain pytest.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import httpx
+import psutil
+import pytest
+
+from tests.cluster.release import NAME, Load, PodOnNode, Release, complete
+
+A, B = "common.labels.layout=a", "common.labels.layout=b"
+OTHER_LAYOUT = (B, "engine.page_tokens=256")
+
+
+@pytest.fixture(scope="module")
+def release() -> Release:
+    return Release()
+
+
+@pytest.fixture(scope="module")
+def url(release: Release) -> str:
+    return release.url()
+
+
+@pytest.fixture(autouse=True)
+def told(request: pytest.FixtureRequest, release: Release) -> Iterator[None]:
+    """After a failure: what the cluster says."""
+    before = request.session.testsfailed
+    yield
+    if request.session.testsfailed > before:
+        print(release.kubectl("get", "pods", "-o", "wide"))
+        print(release.kubectl("get", "events", "--sort-by=.lastTimestamp"))
+
+
+def ready(release: Release, role: str) -> list[PodOnNode]:
+    return [pod for pod in release.pods(role) if pod.ready and not pod.leaving]
+
+
+def test_install_waits_until_a_pair_can_serve(release: Release) -> None:
+    """``--wait`` ends when every pod is Ready, and Ready means that state crossed."""
+    release.install(A)
+    assert len(ready(release, "router")) == 1
+    assert len(ready(release, "prefill")) == 2
+    assert len(ready(release, "decode")) == 2
+    answer = httpx.get(f"{release.url()}/ready", trust_env=False).json()
+    assert answer["ready"], answer
+
+
+def test_a_completion_streams_through_the_service(url: str) -> None:
+    assert complete(url, max_tokens=32)
+
+
+def test_helm_test_proves_every_pair(release: Release, url: str) -> None:
+    def all_paired() -> bool:
+        return len(httpx.get(f"{url}/ready", trust_env=False).json()["pairs"]) == 4
+
+    release.wait(all_paired, "four pairs")
+    said = release.helm("test", NAME, "--logs", "--timeout", "3m")
+    assert said.count("digests equal") == 4, said
+    assert "ok   completion" in said, said
+
+
+def test_pods_run_restricted(release: Release) -> None:
+    (pod, *_) = release.pods("decode")
+    assert release.kubectl("exec", pod.name, "--", "id", "-u").strip() == "1000"
+    with pytest.raises(AssertionError, match="Read-only file system"):
+        release.kubectl("exec", pod.name, "--", "touch", "/opt/sluice/x")
+    status = release.kubectl(
+        "exec", pod.name, "--", "grep", "-E", "CapEff|Seccomp:", "/proc/1/status"
+    )
+    assert "CapEff:\t0000000000000000" in status
+    assert "Seccomp:\t2" in status
+
+
+def test_accounts_may_read_pods_and_nothing_else(release: Release) -> None:
+    account = f"--as=system:serviceaccount:models:{NAME}-sluice"
+    assert release.kubectl("auth", "can-i", "watch", "pods", account).strip() == "yes"
+    for verb, thing in (("get", "secrets"), ("delete", "pods"), ("create", "pods")):
+        with pytest.raises(AssertionError, match="no"):
+            release.kubectl("auth", "can-i", verb, thing, account)
+
+
+def test_scaling_under_load_fails_no_request(release: Release, url: str) -> None:
+    with Load(url).running() as load:
+        for role, count in (
+            ("decode", 3),
+            ("decode", 1),
+            ("prefill", 1),
+            ("prefill", 2),
+            ("decode", 2),
+        ):
+            release.kubectl("scale", f"deployment/{NAME}-sluice-{role}", f"--replicas={count}")
+            release.wait(
+                lambda r=role, n=count: len(release.pods(r)) == n == len(ready(release, r)), role
+            )
+    assert not load.errors
+    assert load.done > 10
+
+
+def test_an_upgrade_to_another_layout_under_load_fails_no_request(
+    release: Release, url: str
+) -> None:
+    """Old and new pods refuse each other; both kinds serve until the old one is gone. No pair ever crosses."""
+    seen: set[tuple[str, str]] = set()
+    over = threading.Event()
+
+    def watch_pairs() -> None:
+        while not over.wait(0.5):
+            try:
+                pairs = httpx.get(f"{url}/ready", trust_env=False).json()["pairs"]
+                layouts = {pod.ip: pod.layout for pod in release.pods()}
+            except (httpx.HTTPError, AssertionError):
+                continue
+            for pair in pairs:
+                ends = [layouts.get(pair[role].split(":")[0]) for role in ("prefill", "decode")]
+                if None not in ends:
+                    seen.add((str(ends[0]), str(ends[1])))
+
+    watcher = threading.Thread(target=watch_pairs)
+    watcher.start()
+    try:
+        with Load(url).running() as load:
+            release.upgrade(*OTHER_LAYOUT)
+            release.wait(
+                lambda: {pod.layout for pod in release.pods()} == {"b"},
+                "only pods of the new layout",
+            )
+    finally:
+        over.set()
+        watcher.join()
+    assert not load.errors
+    assert load.done > 10
+    assert seen == {("a", "a"), ("b", "b")}
+
+
+def test_an_upgrade_of_one_role_alone_stops_and_breaks_nothing(release: Release, url: str) -> None:
+    """Its new pods find no partner, so they never become Ready and no old pod goes."""
+    with pytest.raises(AssertionError, match=r"(?i)time|deadline"):
+        release.upgrade(*OTHER_LAYOUT, "decode.settings.page_tokens=128", "--timeout=45s")
+    assert len([pod for pod in ready(release, "decode")]) == 2
+    assert complete(url)
+    release.upgrade(*OTHER_LAYOUT)
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+def test_a_container_killed_comes_back(release: Release, url: str, role: str) -> None:
+    """SIGKILL of the process itself. Requests that ran on it may fail; later ones don't."""
+    before = sum(pod.restarts for pod in release.pods(role))
+    victim = next(
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if f"services.{role}" in (process.info["cmdline"] or ())
+    )
+    victim.send_signal(signal.SIGKILL)
+    for _ in range(5):
+        assert complete(url)
+    release.wait(lambda: sum(pod.restarts for pod in release.pods(role)) > before, "a restart")
+    release.wait(lambda: len(ready(release, role)) == 2, "ready again")
+    assert complete(url)
+
+
+def test_deleting_a_decode_pod_finishes_its_streams(release: Release, url: str) -> None:
+    with Load(url, clients=4, max_tokens=200).running() as load:
+        release.wait(lambda: load.done > 0, "streams")
+        (victim, *_) = ready(release, "decode")
+        release.kubectl("delete", "pod", victim.name, "--wait=true", "--timeout=120s")
+    assert not load.errors
+    release.wait(lambda: len(ready(release, "decode")) == 2, "a new pod")
+
+
+def test_rollback_under_load_fails_no_request(release: Release, url: str) -> None:
+    with Load(url).running() as load:
+        release.helm("rollback", NAME, "1", "--wait", "--timeout", "8m")
+        release.wait(lambda: {pod.layout for pod in release.pods()} == {"a"}, "only old pods")
+    assert not load.errors
+    assert complete(url)
+
+
+def test_uninstall_leaves_nothing(release: Release) -> None:
+    release.helm("uninstall", NAME, "--wait", "--timeout", "5m")
+    kinds = (
+        "pods,deployments,replicasets,services,serviceaccounts,roles,rolebindings,networkpolicies"
+    )
+    release.kubectl(
+        "delete", "pod", f"{NAME}-sluice-test", "--ignore-not-found"
+    )  # helm keeps test pods
+    left = release.kubectl("get", kinds, "-l", f"app.kubernetes.io/instance={NAME}", "-o", "name")
+    assert left == ""
+    assert not [
+        p
+        for p in psutil.process_iter(["cmdline"])
+        if "services." in " ".join(p.info["cmdline"] or ())
+    ]
