@@ -76,9 +76,15 @@ def test_readiness_follows_the_peer_and_liveness_does_not(pair: Pair) -> None:
         await eventually(look, timeout_s, f"{names} at {status}")
         assert health(pair.decode.address, "") == SERVING
 
+    async def agreed() -> None:
+        async def look() -> bool:
+            return health(pair.prefill.address, "sluice.layout") == SERVING
+
+        await eventually(look, 5, "prefill ready: a decode pod has agreed")
+
     async def follow() -> None:
         await all_are(SERVING, 5)
-        assert health(pair.prefill.address, "sluice.layout") == SERVING  # decode has agreed
+        await agreed()
         pair.prefill.freeze()
         await all_are(NOT_SERVING, 6)
         async with DecodeClient(pair.decode.address) as client:
