@@ -93,10 +93,10 @@ class Registry:
         for key, pod in after.items():
             if before.get(key) != pod:
                 _log.info(
-                    "pod_seen", role=pod.role.value, address=pod.address, state=pod.state.value
+                    "pod_seen", pod_role=pod.role.value, address=pod.address, state=pod.state.value
                 )
         for key in before.keys() - after.keys():
-            _log.info("pod_gone", role=key[0].value, address=key[1])
+            _log.info("pod_gone", pod_role=key[0].value, address=key[1])
 
 
 class Source(Protocol):

@@ -17,6 +17,7 @@ from services.router.body import BodyLimit
 from services.router.edge import Edge
 from services.router.generation import TextGenerator
 from services.router.lease import PairSource
+from services.router.metering import RouterMetrics
 from services.router.openai.chat import chat_routes
 from services.router.openai.completions import completions_routes
 from services.router.openai.errors import (
@@ -31,6 +32,8 @@ from services.router.openai.intake import Intake, Limits
 from services.router.openai.prompts import Prompts
 from services.router.openai.schema import Model, ModelList
 from services.router.openai.tokens import token_routes
+from services.router.page.routes import page_routes
+from services.router.recorder import Recorder
 from services.router.settings import RouterSettings
 from sluice.apikeys import ApiKeys
 from sluice.errors import SluiceError
@@ -72,6 +75,9 @@ def create_app(
         finally:
             await pairing.stop()
 
+    metrics = RouterMetrics()
+    recorder = Recorder(metrics)
+    metrics.watch(pairing.view, lambda: recorder.num_running)
     app = FastAPI(title="Sluice router", lifespan=lifespan)
     # The last one added is met first: an id for every answer, then who asks, then what they send.
     app.add_middleware(
@@ -79,7 +85,7 @@ def create_app(
     )
     if settings.api_keys_file is not None:
         app.add_middleware(Auth, keys=ApiKeys(settings.api_keys_file))
-    app.add_middleware(Edge)
+    app.add_middleware(Edge, observe=metrics.http)
     app.add_exception_handler(SluiceError, on_sluice_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_error)
@@ -90,12 +96,13 @@ def create_app(
         pairing.max_model_tokens,
         Limits(settings.timeout_s, settings.max_timeout_s, settings.max_prompts),
     )
-    generator = TextGenerator(pairing, tokenizer, settings.retries)
+    generator = TextGenerator(pairing, tokenizer, settings.retries, recorder)
     app.include_router(completions_routes(intake, generator))
     app.include_router(chat_routes(intake, generator))
     app.include_router(token_routes(intake))
     app.include_router(_model_routes(settings.served_name, pairing))
     app.include_router(_health_routes(pairing))
+    app.include_router(page_routes(settings.served_name, pairing.view, recorder))
     return app
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 
 from fastapi import Request
 from starlette.datastructures import MutableHeaders
@@ -15,10 +16,14 @@ _HEADER = "x-request-id"
 
 
 class Edge:
-    """Middleware. The id is the router's own, whatever the client sent, and is on every answer."""
+    """Middleware. The id is the router's own, whatever the client sent, and is on every answer.
 
-    def __init__(self, app: ASGIApp) -> None:
+    ``observe`` hears of every answer's route, as declared, and status.
+    """
+
+    def __init__(self, app: ASGIApp, *, observe: Callable[[str, int], None]) -> None:
         self._app = app
+        self._observe = observe
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -29,9 +34,15 @@ class Edge:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)[_HEADER] = scope["state"]["request_id"]
+                self._observe(_route(scope), message["status"])
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+def _route(scope: Scope) -> str:
+    """What the router matched; nothing a client can make up."""
+    return str(getattr(scope.get("route"), "path", "none"))
 
 
 def name_request(request: Request, prefix: str) -> RequestId:

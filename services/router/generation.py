@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from services.router.fleet import Pair
 from services.router.lease import Lease, PairSource
+from services.router.recorder import Recorder, Watched
 from sluice.errors import DeadlineExceeded, NotReady, Overloaded, SluiceError, StaleEpoch
 from sluice.rpc.messages import Finished, GenerateCall, PromptScored, Tokens, Usage
 from sluice.telemetry.logging import get_logger
@@ -66,14 +67,23 @@ class Piece:
 class TextGenerator:
     """Runs jobs on pairs. Retries only while nothing has been handed out."""
 
-    def __init__(self, pairing: PairSource, tokenizer: ModelTokenizer, retries: int) -> None:
+    def __init__(
+        self, pairing: PairSource, tokenizer: ModelTokenizer, retries: int, recorder: Recorder
+    ) -> None:
         self._pairing = pairing
         self._tokenizer = tokenizer
         self._retries = retries
+        self._recorder = recorder
 
     async def run(self, job: Job, *, hold: bool) -> AsyncGenerator[Piece]:
         """Pieces of the answer. ``hold`` hands all of them out at the end, so that a failure at any
         point can be tried again. Raises what the last attempt raised; closing cancels it at once."""
+        with self._recorder.answer(job.request_id, len(job.prompt)) as watched:
+            async with aclosing(self._run(job, watched, hold=hold)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def _run(self, job: Job, watched: Watched, *, hold: bool) -> AsyncGenerator[Piece]:
         tried: list[Pair] = []
         failures = 0
         while True:
@@ -82,7 +92,7 @@ class TextGenerator:
             async with self._pairing.lease(job.prompt, job.deadline, avoid=tried) as lease:
                 repeated = lease.pair in tried
                 try:
-                    async with aclosing(self._attempt(job, lease)) as pieces:
+                    async with aclosing(self._attempt(job, lease, watched)) as pieces:
                         async for piece in pieces:
                             if hold:
                                 held.append(piece)
@@ -93,7 +103,9 @@ class TextGenerator:
                     lease.failed(error)
                     tried.append(lease.pair)
                     failures += not _refused(error)
-                    if handed_out or repeated or not self._may_retry(error, tried, failures):
+                    again = not (handed_out or repeated) and self._may_retry(error, tried, failures)
+                    watched.attempt_failed(error, again=again)
+                    if not again:
                         raise
                     _log.warning("attempt_retried", error=str(error), code=error.code)
                     if not self._others(tried):
@@ -114,8 +126,9 @@ class TextGenerator:
     def _others(self, tried: list[Pair]) -> bool:
         return any(pair not in tried for pair in self._pairing.readiness().pairs)
 
-    async def _attempt(self, job: Job, lease: Lease) -> AsyncGenerator[Piece]:
+    async def _attempt(self, job: Job, lease: Lease, watched: Watched) -> AsyncGenerator[Piece]:
         call = self._call(job, lease.pair)
+        watched.attempt(call, lease.pair)
         text = _TextCutter(self._tokenizer, job)
         log = _log.bind(request_id=job.request_id, attempt_id=call.attempt_id)
         log.info("attempt_started", decode=lease.pair.decode, prefill=lease.pair.prefill)
@@ -123,14 +136,18 @@ class TextGenerator:
             async for event in events:
                 if isinstance(event, Finished):
                     log.info("attempt_finished", reason=event.reason.value)
+                    watched.finished(event.reason, event.usage)
                     yield text.finish(End(event.reason, event.usage))
                     return
                 lease.prefill_done()
                 if isinstance(event, PromptScored):
                     text.score(event.positions)
                     continue
+                watched.tokens(event)
                 piece = text.push(event)
                 if piece is not None:
+                    if piece.end is not None:
+                        watched.finished(piece.end.reason)
                     yield piece
                     if piece.end is not None:
                         log.info("attempt_finished", reason="stop_string")
