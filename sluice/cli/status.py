@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import httpx
@@ -26,32 +27,53 @@ _SERVES, _DOES_NOT = 0, 1
 
 @dataclass(frozen=True)
 class PairLine:
-    """``state`` and what follows: empty when the router only says that the pair can serve."""
+    """From ``state`` on it is what ``/status.json`` adds; ``/ready`` only names pairs that can serve."""
 
     decode: str
     prefill: str
     state: str = "agreed"
+    usable: bool = True
     reason: str = ""
     in_flight: int | None = None
+    canary: str = ""  # what the last one found
 
 
 @dataclass(frozen=True)
 class PodLine:
+    """``fullest``: the space most in use, by requests. ``acceptance``: tokens a verify step, lately."""
+
     role: str
     address: str
-    state: str
-    running: str
-    problem: str
+    ready: bool
+    reason: str
+    queued: int
+    running: int
+    capacity: int
+    fullest: str
+    acceptance: float | None
+
+
+@dataclass(frozen=True)
+class Totals:
+    answers_per_s: float
+    tokens_per_s: float
+    running: int
+    waiting: int
+    failures: int
+    ttft_p50_s: float | None
+    ttft_p95_s: float | None
 
 
 @dataclass(frozen=True)
 class Status:
-    """``pods`` is empty unless the router has ``/status.json`` and our key opens it."""
+    """``pods`` and ``totals`` only from ``/status.json``."""
 
     ready: bool
     pairs: tuple[PairLine, ...]
-    pods: tuple[PodLine, ...]
     reasons: tuple[str, ...]
+    pods: tuple[PodLine, ...] = ()
+    alarms: tuple[str, ...] = ()
+    totals: Totals | None = None
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -118,7 +140,7 @@ async def read_status(client: httpx.AsyncClient) -> Status:
     try:
         ready = answer.json()
         pairs = tuple(PairLine(pair["decode"], pair["prefill"]) for pair in ready["pairs"])
-        status = Status(bool(ready["ready"]), pairs, (), tuple(ready["reasons"]))
+        status = Status(bool(ready["ready"]), pairs, tuple(ready["reasons"]))
         return status if more.status_code != 200 else _with_fleet(status, more.json())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
@@ -127,51 +149,104 @@ async def read_status(client: httpx.AsyncClient) -> Status:
         ) from error
 
 
-def _with_fleet(status: Status, fleet: Any) -> Status:
-    pairs = tuple(
-        PairLine(
-            pair["decode"],
-            pair["prefill"],
-            pair["state"],
-            pair.get("reason", ""),
-            pair.get("in_flight"),
-        )
-        for pair in fleet["pairs"]
+def _with_fleet(status: Status, seen: Any) -> Status:
+    totals = seen["totals"]
+    return replace(
+        status,
+        pairs=tuple(
+            PairLine(
+                pair["decode"],
+                pair["prefill"],
+                pair["state"],
+                pair["usable"],
+                pair["reason"]
+                or ("" if pair["breaker"] == "closed" else f"breaker {pair['breaker']}"),
+                pair["in_flight"],
+                _canary(pair["canary"]),
+            )
+            for pair in seen["pairs"]
+        ),
+        pods=tuple(_pod(pod) for pod in seen["pods"]),
+        alarms=tuple(seen["alarms"]),
+        totals=Totals(*(totals[item.name] for item in fields(Totals))),
     )
-    pods = tuple(
-        PodLine(
-            pod["role"],
-            pod["address"],
-            str(pod.get("state") or "known from decode"),
-            f"{pod['in_use']}/{pod['capacity']}"
-            if pod.get("capacity")
-            else str(pod.get("in_use", "")),
-            pod.get("problem", ""),
-        )
-        for pod in fleet["pods"]
+
+
+def _pod(pod: Any) -> PodLine:
+    used = [
+        ((pool["held"] + pool["quarantined"]) / pool["total"], pool["space"])
+        for pool in pod["pools"]
+        if pool["total"]
+    ]
+    share, space = max(used, default=(0.0, ""))
+    return PodLine(
+        pod["role"],
+        pod["address"],
+        pod["ready"],
+        pod["reason"],
+        pod["queued"],
+        pod["running"],
+        pod["capacity"],
+        f"{space} {100 * share:.0f} %" if space else "",
+        pod["drafting"]["recent_tokens"] if pod["drafting"] else None,
     )
-    return Status(status.ready, pairs, pods, status.reasons)
+
+
+def _canary(canary: Any) -> str:
+    if canary is None:
+        return ""
+    result = canary["failure"] or f"{1000 * canary['seconds']:.0f} ms"
+    return f"{result}, {canary['age_s']:.0f} s ago"
 
 
 def _table(status: Status) -> Group:
-    verdict = Text("ready", "bold green") if status.ready else Text("not ready", "bold red")
-    parts: list[Any] = [verdict]
+    parts: list[Any] = [
+        Text("ready", "bold green") if status.ready else Text("not ready", "bold red")
+    ]
+    parts += [Text(f"! {alarm}", "bold yellow") for alarm in status.alarms]
+    if status.totals is not None:
+        parts.append(Text(_totals(status.totals)))
     if status.pods:
-        pods = _grid("pods", "role", "address", "state", "running", "problem")
-        for pod in status.pods:
-            pods.add_row(pod.role, pod.address, pod.state, pod.running, Text(pod.problem, "red"))
-        parts.append(pods)
+        parts.append(_pods(status.pods))
     if status.pairs:
-        pairs = _grid("pairs", "decode", "prefill", "state", "running", "reason")
-        for pair in status.pairs:
-            style = "green" if pair.state == "agreed" else "yellow"
-            running = "" if pair.in_flight is None else str(pair.in_flight)
-            pairs.add_row(
-                pair.decode, pair.prefill, Text(pair.state, style), running, Text(pair.reason)
-            )
-        parts.append(pairs)
+        parts.append(_pairs(status.pairs))
     parts += [Text(f"• {reason}") for reason in status.reasons]
     return Group(*parts)
+
+
+def _totals(t: Totals) -> str:
+    known = [("p50", t.ttft_p50_s), ("p95", t.ttft_p95_s)]
+    ttft = ", ".join(f"{name} {1000 * s:.0f} ms" for name, s in known if s is not None)
+    return (
+        f"{t.answers_per_s:.1f} answers/s, {t.tokens_per_s:.0f} tokens/s, {t.running} running, {t.waiting} waiting, "
+        f"{t.failures} failed{'; TTFT ' + ttft if ttft else ''}"
+    )
+
+
+def _pods(pods: Sequence[PodLine]) -> Table:
+    table = _grid("pods", "role", "address", "state", "queued", "running", "fullest", "acceptance")
+    for pod in pods:
+        state = Text("ready", "green") if pod.ready else Text(pod.reason or "not ready", "red")
+        running = f"{pod.running}/{pod.capacity}" if pod.capacity else str(pod.running)
+        accepted = "" if pod.acceptance is None else f"{pod.acceptance:.2f}"
+        table.add_row(pod.role, pod.address, state, str(pod.queued), running, pod.fullest, accepted)
+    return table
+
+
+def _pairs(pairs: Sequence[PairLine]) -> Table:
+    table = _grid("pairs", "decode", "prefill", "state", "running", "canary", "reason")
+    for pair in pairs:
+        style = "green" if pair.usable else "yellow"
+        running = "" if pair.in_flight is None else str(pair.in_flight)
+        table.add_row(
+            pair.decode,
+            pair.prefill,
+            Text(pair.state, style),
+            running,
+            Text(pair.canary),
+            Text(pair.reason),
+        )
+    return table
 
 
 def _grid(title: str, *headings: str) -> Table:

@@ -11,6 +11,9 @@ import httpx
 
 from sluice.errors import SluiceError
 
+# What a server may say of the time to the first token; none is a part of another.
+_PARTS = ("queue", "prefill", "transfer", "adopt", "first_decode")
+
 
 class AnswerFailed(SluiceError):
     """``kind`` is short and the same for all failures of its kind, for counting."""
@@ -22,13 +25,11 @@ class AnswerFailed(SluiceError):
 
 @dataclass(frozen=True)
 class Serving:
-    """Sluice's own part of usage: verify steps, accepted drafts, and seconds before the first token."""
+    """Sluice's own part of usage. ``parts``: names and seconds of what came before the first token, in order."""
 
     verify_steps: int
     accepted_drafts: int
-    queue_s: float
-    prefill_s: float
-    transfer_s: float
+    parts: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,6 @@ def _usage(usage: Any) -> UsageSeen:
         else Serving(
             verify_steps=own.get("verify_steps", 0),
             accepted_drafts=own.get("accepted_drafts", 0),
-            queue_s=own.get("queue_s", 0.0),
-            prefill_s=own.get("prefill_s", 0.0),
-            transfer_s=own.get("transfer_s", 0.0),
+            parts=tuple((name, own[f"{name}_s"]) for name in _PARTS if f"{name}_s" in own),
         ),
     )

@@ -21,10 +21,10 @@ body { margin: 0 auto; padding: 28px 20px 48px; max-width: 1040px; color: var(--
   font: 15px/1.5 system-ui, sans-serif }
 h1 { font-size: 23px; margin: 0 0 2px }
 p { margin: 2px 0; color: var(--soft) }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(158px, 1fr)); gap: 12px; margin: 20px 0 }
-.card, .chart, table { background: var(--card); border: 1px solid var(--edge); border-radius: 8px }
-.card { padding: 12px 14px }
-.card b { display: block; font-size: 19px; white-space: nowrap; line-height: 1.3; font-variant-numeric: tabular-nums }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin: 20px 0 }
+.card, .chart, .parts, table { background: var(--card); border: 1px solid var(--edge); border-radius: 8px }
+.card { padding: 11px 12px }
+.card b { display: block; font-size: 18px; white-space: nowrap; line-height: 1.3; font-variant-numeric: tabular-nums }
 .card span { color: var(--soft); font-size: 13px }
 .note { border-left: 4px solid var(--bad); background: var(--card); color: var(--ink); padding: 8px 12px;
   margin: 10px 0 }
@@ -42,6 +42,12 @@ svg text { fill: var(--soft) } svg .title { fill: var(--ink); font-size: 13px; f
 .grid { stroke: var(--edge) } .line { fill: none; stroke-width: 1.8 } .line.good { stroke: var(--good) }
 .dot.good { fill: var(--good); fill-opacity: .55 } .dot.bad { fill: var(--bad) }
 .limit { stroke: var(--bad); stroke-dasharray: 5 4 } svg .slo { fill: var(--bad) }
+.parts { padding: 10px 14px 12px; margin: 16px 0 } .parts b { font-size: 13px }
+.bar { display: flex; height: 16px; border-radius: 4px; overflow: hidden; margin: 8px 0 }
+.bar i { display: block; height: 100% } .names { display: flex; flex-wrap: wrap; gap: 4px 18px; font-size: 13px }
+.names i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 6px }
+.p0 { background: #8c9bae } .p1 { background: #1f77b4 } .p2 { background: #e08e2b } .p3 { background: #7b5ea7 }
+.p4 { background: #3a9a6b } .p5 { background: #c9ced6 }
 footer { margin-top: 22px; color: var(--soft); font-size: 13px }
 """
 
@@ -58,7 +64,7 @@ def html_report(report: Report) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(report.title)}</title><style>{_STYLE}</style></head><body>"
         f"<h1>{escape(report.title)}</h1><p>{escape(report.loop)}</p>{notes}"
-        f'<div class="cards">{_cards(report)}</div>{_latencies(report)}'
+        f'<div class="cards">{_cards(report)}</div>{_latencies(report)}{_parts(report)}'
         f'<div class="charts">{drawn}</div><table class="figures">{figures}</table>'
         "<footer>Latencies count from when the schedule wanted a request sent, and are of requests that came back "
         "whole; failed ones count against the SLO. Percentiles are nearest-rank. "
@@ -87,6 +93,27 @@ def _cards(report: Report) -> str:
     return "".join(
         f'<div class="card"><b>{escape(value)}</b><span>{escape(what)}</span></div>'
         for value, what in cards
+    )
+
+
+def _parts(report: Report) -> str:
+    """Where the mean TTFT went, as one bar: the server's parts, and the rest that it doesn't see."""
+    s = report.summary
+    known = sum(seconds for _, seconds in s.ttft_parts)
+    if s.ttft is None or not 0 < known <= s.ttft.mean:
+        return ""
+    parts = [*s.ttft_parts, ("router, network and client", s.ttft.mean - known)]
+    bar = "".join(
+        f'<i class="p{index % 6}" style="width: {100 * seconds / s.ttft.mean:.2f}%"></i>'
+        for index, (_, seconds) in enumerate(parts)
+    )
+    names = "".join(
+        f'<span><i class="p{index % 6}"></i>{escape(name.replace("_", " "))} {number(1000 * seconds)} ms</span>'
+        for index, (name, seconds) in enumerate(parts)
+    )
+    return (
+        '<div class="parts"><b>Where the mean time to first token went</b>'
+        f'<div class="bar">{bar}</div><div class="names">{names}</div></div>'
     )
 
 

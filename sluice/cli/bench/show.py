@@ -105,10 +105,9 @@ def figure_rows(report: Report) -> list[tuple[str, str]]:
         rows.append(("acceptance", f"{s.acceptance:.2f} tokens a verify step"))
     if s.cached_tokens is not None and s.cached_share is not None:
         rows.append(("cached prompt tokens", f"{s.cached_tokens} ({100 * s.cached_share:.1f} %)"))
-    parts = [("queue", s.queue_s), ("prefill", s.prefill_s), ("transfer", s.transfer_s)]
-    known = [f"{name} {_ms(value)}" for name, value in parts if value is not None]
-    if known:
-        rows.append(("server's part of TTFT", "mean " + ", ".join(known)))
+    if s.ttft_parts:
+        parts = ", ".join(f"{name.replace('_', ' ')} {_ms(value)}" for name, value in s.ttft_parts)
+        rows.append(("server's part of TTFT", f"mean {parts}"))
     for kind, count in s.errors:
         example = next(sample.detail for sample in report.samples if sample.error == kind)
         rows.append((f"failed: {kind}", f"{count} ({example[:120]})"))

@@ -70,9 +70,7 @@ class Summary:
     output_tokens: int
     cached_tokens: int | None
     cached_share: float | None
-    queue_s: float | None  # means of what the server says it spent before the first token
-    prefill_s: float | None
-    transfer_s: float | None
+    ttft_parts: tuple[tuple[str, float], ...]  # mean seconds that the server says it spent, by part
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
@@ -127,11 +125,14 @@ def summarise(samples: Sequence[Sample], slo: Slo) -> Summary:
         output_tokens=output_tokens,
         cached_tokens=cached,
         cached_share=cached / stated_prompts if cached is not None and stated_prompts else None,
-        queue_s=_mean([own.queue_s for own in serving]),
-        prefill_s=_mean([own.prefill_s for own in serving]),
-        transfer_s=_mean([own.transfer_s for own in serving]),
+        ttft_parts=_mean_parts([own.parts for own in serving]),
     )
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def _mean_parts(seen: Sequence[Sequence[tuple[str, float]]]) -> tuple[tuple[str, float], ...]:
+    """By name, in the order they were first named, over all that were asked."""
+    sums: dict[str, float] = {}
+    for parts in seen:
+        for name, seconds in parts:
+            sums[name] = sums.get(name, 0.0) + seconds
+    return tuple((name, total / len(seen)) for name, total in sums.items())

@@ -62,7 +62,7 @@ async def test_a_failure_is_told() -> None:
 
 
 def test_the_line_under_an_answer() -> None:
-    seen = UsageSeen(40, 11, 16, Serving(5, 6, 0.0, 0.0, 0.0))
+    seen = UsageSeen(40, 11, 16, Serving(5, 6))
     assert Answer("x", False, 11, 0.25, 1.25, seen).line() == (
         "11 tokens, 10 tok/s, first after 250 ms, acceptance 2.20, 16 of 40 prompt tokens cached"
     )

@@ -19,16 +19,40 @@ _READY = {
     "pairs": [{"decode": "d:1", "prefill": "p:1"}],
     "reasons": ["decode d:2: no"],
 }
+_POOLS = [
+    {"space": "PAGE", "total": 10, "free": 4, "held": 6, "quarantined": 0, "cached": 0},
+    {"space": "REQUEST_SLOT", "total": 8, "free": 1, "held": 5, "quarantined": 1, "cached": 1},
+]
+_LOAD = {"queued": 2, "running": 3, "capacity": 8, "pools": _POOLS, "drafting": None}
+_IDLE = _LOAD | {"running": 0, "capacity": 0, "pools": []}
+_DRAFTING = {"drafting": {"recent_tokens": 2.5, "steps": 9, "collapsed": False}}
+_GOOD = {"ready": True, "reason": ""}
+_PAIR = {"decode": "d:1", "prefill": "p:1", "state": "agreed", "reason": "", "usable": True}
+_PAIR |= {"breaker": "closed", "in_flight": 3, "canary": None}
+_CANARY = {"age_s": 4.2, "seconds": 0.0312, "failure": ""}
 _FLEET = {
+    "alarms": ["acceptance fell to 1"],
     "pods": [
-        {"role": "decode", "address": "d:1", "state": "ready", "in_use": 3, "capacity": 8},
-        {"role": "prefill", "address": "p:1", "state": None, "in_use": 1, "capacity": 0},
-        {"role": "decode", "address": "d:2", "state": "ready", "in_use": 0, "problem": "gone"},
+        {"role": "decode", "address": "d:1", **_GOOD, **_LOAD, **_DRAFTING},
+        {"role": "prefill", "address": "p:1", **_GOOD, **_IDLE},
+        {"role": "decode", "address": "d:2", "ready": False, "reason": "gone", **_IDLE},
     ],
     "pairs": [
-        {"decode": "d:1", "prefill": "p:1", "state": "agreed", "in_flight": 3},
-        {"decode": "d:2", "prefill": "p:1", "state": "refused", "reason": "geometry.page_tokens"},
+        _PAIR | {"canary": _CANARY},
+        _PAIR
+        | {"decode": "d:2", "state": "refused", "usable": False, "reason": "geometry.page_tokens"},
+        _PAIR | {"decode": "d:3", "usable": False, "breaker": "open"},
     ],
+    "totals": {
+        "answers": 9,
+        "failures": 1,
+        "running": 3,
+        "waiting": 0,
+        "answers_per_s": 1.5,
+        "tokens_per_s": 60.0,
+        "ttft_p50_s": 0.1,
+        "ttft_p95_s": None,
+    },
 }
 
 
@@ -66,17 +90,30 @@ def test_ready_and_not(router: dict[str, Any], capsys: pytest.CaptureFixture[str
 
 
 def test_the_fleet_where_the_router_shows_it(
-    router: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    router: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     router |= {"/ready": _READY, "/status.json": _FLEET}
     assert main(["status", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert [pair["state"] for pair in shown["pairs"]] == ["agreed", "refused"]
-    assert [pod["running"] for pod in shown["pods"]] == ["3/8", "1", "0"]
+    assert [pair["state"] for pair in shown["pairs"]] == ["agreed", "refused", "agreed"]
+    assert [pod["fullest"] for pod in shown["pods"]] == ["REQUEST_SLOT 75 %", "", ""]
+    assert shown["totals"]["tokens_per_s"] == 60.0
+    monkeypatch.setenv("COLUMNS", "150")
     assert main(["status"]) == 0
     out = capsys.readouterr().out
-    for text in ("refused", "geometry.page_tokens", "gone", "known from decode", "3/8"):
-        assert text in out
+    for text in (
+        "! acceptance fell to 1",
+        "1.5 answers/s, 60 tokens/s, 3 running, 0 waiting, 1 failed; TTFT p50 100 ms\n",
+        "3/8",
+        "2.50",
+        "31 ms, 4 s ago",
+        "geometry.page_tokens",
+        "breaker open",
+        "gone",
+    ):
+        assert text in out, text
 
 
 def test_somebody_else_is_not_taken_for_a_router(

@@ -57,7 +57,7 @@ async def test_completions_and_chats_and_usage() -> None:
         Chunk("b"),
         Chunk("", "hm"),
         Chunk("", finish_reason="stop"),
-        Chunk("", num_tokens=0, usage=UsageSeen(5, 3, 2, Serving(1, 1, 0.1, 0.0, 0.0))),
+        Chunk("", num_tokens=0, usage=UsageSeen(5, 3, 2, Serving(1, 1, (("queue", 0.1),)))),
     ]
 
 

@@ -20,7 +20,9 @@ def sample(
 ) -> Sample:
     """Times in seconds since the load began."""
     count = len(chunks) if tokens is None else tokens
-    serving = None if steps is None else Serving(steps, accepted, 0.1, 0.2, 0.3)
+    serving = (
+        None if steps is None else Serving(steps, accepted, (("queue", 0.1), ("prefill", 0.2)))
+    )
     return Sample(
         due,
         due if sent is None else sent,

@@ -79,6 +79,16 @@ def test_a_page_of_failures_alone() -> None:
     assert page.count("<svg") == 3  # over the run: when they failed, no token, how many were open
 
 
+def test_the_servers_parts_of_ttft_make_a_bar_that_is_whole() -> None:
+    page = html_report(_report(sample(0.0, 0.5, steps=1), sample(0.0, 0.7, steps=1)))
+    widths = [float(width) for width in re.findall(r'style="width: ([\d.]+)%"', page)]
+    assert widths == pytest.approx([16.67, 33.33, 50.0])
+    assert "queue 100 ms" in page
+    assert "router, network and client 300 ms" in page
+    # Parts that are more than the whole are somebody's mistake: better no bar than a wrong one.
+    assert "width: " not in html_report(_report(sample(0.0, 0.1, steps=1))).split("<body>")[1]
+
+
 def test_points_of_the_share_charts_end_at_all_requests() -> None:
     ttft = charts(_report())[0]
     assert ttft.series[0].points == ((100.0, 0.0), (100.0, 50.0), (400.0, 100.0))

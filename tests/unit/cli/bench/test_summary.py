@@ -80,12 +80,13 @@ def test_acceptance_and_cache_are_of_tokens_not_of_requests() -> None:
     s = summarise(samples, Slo())
     assert s.acceptance == pytest.approx(1.3)
     assert (s.cached_tokens, s.cached_share) == (60, 0.6)
-    assert (s.queue_s, s.prefill_s, s.transfer_s) == pytest.approx((0.1, 0.2, 0.3))
+    assert dict(s.ttft_parts) == pytest.approx({"queue": 0.1, "prefill": 0.2})
 
 
 def test_what_no_server_said_is_none() -> None:
     s = summarise([sample(0.0, 1.0), sample(0.5, error="timeout", end=9.0)], Slo())
-    assert (s.acceptance, s.cached_tokens, s.cached_share, s.queue_s) == (None,) * 4
+    assert (s.acceptance, s.cached_tokens, s.cached_share) == (None,) * 3
+    assert s.ttft_parts == ()
     assert s.wall_s == 9.0
     assert s.offered_rate == 2.0
     nothing = summarise([sample(0.0, error="timeout", end=1.0)], Slo())
