@@ -147,6 +147,9 @@ class ToyDraft:
     def state_needs(self, kv_dtype: str) -> tuple[BufferSpec, ...]:
         return DRAFT_NEEDS
 
+    def row(self, hidden_D: Tensor, token: int) -> int:
+        return mix(int(hidden_D[0]), token)
+
     def forward(self, batch: ForwardBatch, hidden: Tensor, memory: StateMemory) -> Tensor:
         out, at = [], 0
         for s in batch.segments:
@@ -154,7 +157,7 @@ class ToyDraft:
             low = s.tables.draft_valid_from
             rows = {p: swa.get(p) for p in range(max(low, s.start - WINDOW + 1), s.start)}
             for p, token in enumerate(s.token_ids, s.start):
-                rows[p] = mix(int(hidden[at, 0]), token)
+                rows[p] = self.row(hidden[at], token)
                 swa.put(p, rows[p])
                 seen = [rows[q] for q in range(max(low, p - WINDOW + 1), p + 1)]
                 out.append([mix(*seen), p])
