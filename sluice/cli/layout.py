@@ -1,7 +1,8 @@
 """``sluice layout show|diff|check``: a pod's state layout, and whether two pods may exchange state.
 
-A source is a saved file or the address of a running pod of either role. Exit codes: 0 agreed (or
-nothing wrong), 1 refused (or a rule is broken), 2 the question itself could not be asked.
+A source is a saved file or the address of a running pod of either role; ``check --values`` asks what pods of a chart's
+values would declare, before there are any. Exit codes: 0 agreed (or nothing wrong), 1 refused (or a rule is broken), 2
+the question itself could not be asked.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sluice.cli.layout_sources import read_layouts
+from sluice.cli.layout_values import layouts_of_values
 from sluice.cli.operator import add_tls_arguments, channel_of
-from sluice.errors import GeometryError, SluiceError
+from sluice.errors import ConfigError, GeometryError, SluiceError
 from sluice.layout.consistency import check_layout
 from sluice.layout.encoding import encode
 from sluice.layout.explain import explain_layout, explain_outcome
@@ -43,13 +45,28 @@ def add_parser(subparsers: Subparsers) -> None:
         ("check", _check, "one line for scripts; with one source, the pod's own rules"),
     ):
         command = _command(commands, name, run, about)
-        command.add_argument("prefill", help=_SOURCE)
-        command.add_argument("decode", help=_SOURCE, nargs="?" if name == "check" else None)
+        optional = "?" if name == "check" else None
+        command.add_argument("prefill", help=_SOURCE, nargs=optional)
+        command.add_argument("decode", help=_SOURCE, nargs=optional)
+        if name == "check":
+            _add_values(command)
         command.add_argument(
             "--allow-missing-draft",
             action="store_true",
             help="accept a draft on one pod only: its state is then not sent",
         )
+
+
+def _add_values(command: argparse.ArgumentParser) -> None:
+    about = "instead of sources: the chart's values that pods would be installed with; repeatable"
+    command.add_argument("--values", type=Path, action="append", metavar="FILE", help=about)
+    command.add_argument(
+        "--chart", type=Path, default=Path("deploy/helm/sluice"), metavar="FOLDER", help="the chart"
+    )
+    command.add_argument("--helm", default="helm", metavar="PROGRAM", help="Helm 3 or 4")
+    command.add_argument(
+        "--model", metavar="FOLDER", help="a folder here with the checkpoint's config.json"
+    )
 
 
 def _command(
@@ -96,7 +113,9 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    if args.decode is None:
+    if bool(args.values) == bool(args.prefill):
+        raise ConfigError("give one or two sources, or --values")
+    if args.decode is None and not args.values:
         return _check_one(args)
     outcome = _negotiate(args)
     if args.json:
@@ -127,7 +146,11 @@ def _print_verdict(as_json: bool, keeps_rules: bool, broken: str, remedy: str) -
 
 
 def _negotiate(args: argparse.Namespace) -> Agreement | Refusal:
-    prefill, decode = read_layouts([args.prefill, args.decode], args.timeout_s, channel_of(args))
+    if getattr(args, "values", None):
+        prefill, decode = layouts_of_values(args.values, args.chart, args.helm, args.model)
+    else:
+        sources = [args.prefill, args.decode]
+        prefill, decode = read_layouts(sources, args.timeout_s, channel_of(args))
     return negotiate(prefill, decode, allow_missing_draft=args.allow_missing_draft)
 
 

@@ -12,15 +12,14 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import httpx
 
+from sluice.cli.operator import add_tls_arguments, channel_of
 from sluice.errors import ConfigError, NotReady, SluiceError
 from sluice.rpc.channel import ChannelConfig
 from sluice.rpc.client import DecodeClient
 from sluice.rpc.messages import PairReport
-from sluice.rpc.tls import PeerRole, Tls, tls_files
 
 _PROMPT = "And it came to pass"
 _MAX_TOKENS = 8
@@ -70,8 +69,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--insecure-https", action="store_true", help="trust any router certificate"
     )
-    for name in ("cert", "key", "ca"):
-        parser.add_argument(f"--tls-{name}", type=Path, help="mTLS of the pods' gRPC: all three")
+    add_tls_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     parser.set_defaults(run=run)
 
@@ -93,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _prove(args: argparse.Namespace) -> list[Proof]:
-    config = ChannelConfig(tls=_tls(args))
+    config = channel_of(args)
     if not args.router:
         return [await _pair(args.decode, args.prefill, config, args.timeout_s)]
     key = os.environ.get("SLUICE_API_KEY", "")
@@ -119,7 +117,7 @@ async def _pairs(http: httpx.AsyncClient, router: Router) -> Sequence[tuple[str,
     return pairs
 
 
-async def _pair(decode: str, prefill: str, config: ChannelConfig, timeout_s: float) -> Proof:
+async def _pair(decode: str, prefill: str, config: ChannelConfig | None, timeout_s: float) -> Proof:
     what = f"{prefill} -> {decode}"
     async with DecodeClient(decode, config) as client:
         try:
@@ -154,17 +152,3 @@ async def _completion(http: httpx.AsyncClient) -> Proof:
     except (httpx.HTTPError, ValueError, KeyError, IndexError, AttributeError) as error:
         return Proof("completion", False, repr(error))
     return Proof("completion", tokens > 0, f"{tokens} tokens, {text!r}")
-
-
-def _tls(args: argparse.Namespace) -> Tls | None:
-    try:
-        files = tls_files(args.tls_cert, args.tls_key, args.tls_ca)
-    except ValueError as error:
-        raise ConfigError(str(error), stage="start") from error
-    if files is None:
-        return None
-    # The chart gives its test pod the router's certificate; a person has one of the role operator.
-    try:
-        return Tls(files, PeerRole.OPERATOR)
-    except ConfigError:
-        return Tls(files, PeerRole.ROUTER)

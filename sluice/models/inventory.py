@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from sluice.models.dspark import config as dspark_config
 from sluice.models.dspark import state as dspark_state
 from sluice.models.kimi_linear import config as kimi_linear_config
 from sluice.models.kimi_linear import state as kimi_linear_state
+from sluice.models.kimi_linear.config import LayerKind
 from sluice.models.llama import config as llama_config
 from sluice.models.llama import state as llama_state
 from sluice.pools.base import BufferSpec
@@ -26,11 +28,15 @@ _DTYPE_KEYS = ("torch_dtype", "dtype")  # transformers' older and newer name
 class StateNeeds:
     """What a configuration says about state. ``draft`` is empty without a draft layer of its own.
 
-    The specs are those that the family's ``state_needs`` gives the pools.
+    The specs are those that the family's ``state_needs`` gives the pools; ``window_tokens``, ``ratios`` and
+    ``config_digest`` are the loaded model's (`ModelInfo`).
     """
 
     num_layers: int
     max_model_tokens: int
+    window_tokens: int
+    ratios: tuple[int, ...]
+    config_digest: str
     target: tuple[BufferSpec, ...]
     draft: tuple[BufferSpec, ...]
 
@@ -114,6 +120,9 @@ def _deepseek_v4(fields: ConfigFields, kv_dtype: str) -> StateNeeds:
     return StateNeeds(
         num_layers=config.num_layers,
         max_model_tokens=config.max_position_tokens,
+        window_tokens=config.window_tokens,
+        ratios=tuple(config.ratio(layer) for layer in range(config.num_layers)),
+        config_digest=_digest(config),
         target=deepseek_v4_state.target_state(config, kv_dtype),
         draft=deepseek_v4_state.draft_state(config, kv_dtype) if drafts else (),
     )
@@ -124,6 +133,9 @@ def _kimi_linear(fields: ConfigFields, kv_dtype: str) -> StateNeeds:
     return StateNeeds(
         num_layers=config.num_layers,
         max_model_tokens=config.max_position_tokens,
+        window_tokens=0,
+        ratios=tuple(int(kind is LayerKind.MLA) for kind in config.layer_kinds),
+        config_digest=_digest(config),
         target=kimi_linear_state.target_state(config, kv_dtype),
         draft=(),
     )
@@ -134,9 +146,17 @@ def _llama(fields: ConfigFields, kv_dtype: str) -> StateNeeds:
     return StateNeeds(
         num_layers=config.num_layers,
         max_model_tokens=config.max_position_tokens,
+        window_tokens=0,
+        ratios=(1,) * config.num_layers,
+        config_digest=_digest(config),
         target=llama_state.target_state(config, kv_dtype),
         draft=(),
     )
+
+
+def _digest(config: object) -> str:
+    """As the loaders digest a configuration."""
+    return hashlib.blake2b(repr(config).encode(), digest_size=16).hexdigest()
 
 
 # One for every architecture that ``registry.LOADERS`` loads.

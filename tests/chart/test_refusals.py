@@ -11,7 +11,7 @@ CONTRADICTIONS = {
     "model: {source: hostPath}": "model.hostPath is empty",
     "model: {source: download, download: {image: a}}": "model.download.image or .command is empty",
     "discovery: {kind: static}": "discovery.decodes or discovery.prefills is empty",
-    "tls: {enabled: true, secrets: {router: a}}": "tls.secrets needs a Secret for router, prefill and decode",
+    "tls: {enabled: true, secrets: {router: a}}": "tls.secrets needs a Secret for router, prefill, decode and operator",
     "tls: {enabled: true, certManager: {enabled: true}}": "issuerRef.name is empty",
     "tls: {certManager: {enabled: true}}": "tls.enabled is false",
     "imex: {enabled: true, create: false}": "imex.claimTemplate is empty",

@@ -19,8 +19,8 @@
 {{- if and .enabled .certManager.enabled (not .certManager.issuerRef.name) }}
 {{- $problems = append $problems "tls.certManager is enabled, but tls.certManager.issuerRef.name is empty. Name the issuer that signs the pods' certificates." }}
 {{- end }}
-{{- if and .enabled (not .certManager.enabled) (not (and .secrets.router .secrets.prefill .secrets.decode)) }}
-{{- $problems = append $problems "tls is enabled without cert-manager, so tls.secrets needs a Secret for router, prefill and decode, each with tls.crt, tls.key and ca.crt." }}
+{{- if and .enabled (not .certManager.enabled) (not (and .secrets.router .secrets.prefill .secrets.decode .secrets.operator)) }}
+{{- $problems = append $problems "tls is enabled without cert-manager, so tls.secrets needs a Secret for router, prefill, decode and operator, each with tls.crt, tls.key and ca.crt." }}
 {{- end }}
 {{- if and (not .enabled) .certManager.enabled }}
 {{- $problems = append $problems "tls.certManager is enabled, but tls.enabled is false: certificates would be made and not used. Set tls.enabled." }}
