@@ -9,6 +9,9 @@ from pydantic import field_validator, model_validator
 from pydantic_settings import BaseSettings
 
 from sluice.rpc.tls import PeerRole, Tls, tls_files
+from sluice.telemetry.logging import get_logger
+
+_log = get_logger(__name__)
 
 
 class TlsSettings(BaseSettings):
@@ -31,4 +34,8 @@ class TlsSettings(BaseSettings):
     def tls(self, role: PeerRole) -> Tls | None:
         """None: plain text. Raises `ConfigError` when the files can't serve ``role``."""
         files = tls_files(self.tls_cert, self.tls_key, self.tls_ca)
-        return None if files is None else Tls(files, role)
+        if files is None:
+            return None
+        tls = Tls(files, role)
+        _log.info("tls_on", tls_role=role.value, not_after=tls.current().not_after)
+        return tls

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sluice.cli.comparison import Answer, Difference, acceptance_length, compare
+from sluice.cli.endpoint import Endpoint, add_endpoint_arguments, endpoint_of, http_client
 from sluice.cli.places import model_folder
 from sluice.cli.progress import show_progress
 from sluice.cli.prompts import default_prompts, prompts_from_file
@@ -31,7 +32,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "ab", help="compare aggregated and disaggregated answers, token by token"
     )
     add_stack_arguments(parser)
-    parser.add_argument("--url", help="a running router; starts its own three processes otherwise")
+    add_endpoint_arguments(
+        parser, None, "a running router; starts its own three processes otherwise"
+    )
     parser.add_argument("--prompts", type=Path, help="a file with one prompt a line")
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -57,9 +60,10 @@ def run(args: argparse.Namespace) -> int:
         stop_token_ids=tokenizer.eos_token_ids,
     )
     # The pods first: the three processes and an engine in here would share the same few cores.
-    url = args.url
-    if url:
-        disaggregated = asyncio.run(_over_http(url, prompts, sampling, args.concurrency))
+    if args.url:
+        disaggregated = asyncio.run(
+            _over_http(endpoint_of(args), prompts, sampling, args.concurrency)
+        )
     else:
         config = stack_config(args)
         disaggregated = asyncio.run(
@@ -92,20 +96,20 @@ async def _over_own_stack(
             await stack.wait_ready(progress.report)
             progress.close()
             console.print(f"disaggregated: {len(prompts)} prompts", highlight=False)
-            return await _over_http(stack.url, prompts, sampling, concurrency)
+            return await _over_http(Endpoint(stack.url), prompts, sampling, concurrency)
 
 
 async def _over_http(
-    url: str, prompts: Sequence[Prompt], sampling: Sampling, concurrency: int
+    endpoint: Endpoint, prompts: Sequence[Prompt], sampling: Sampling, concurrency: int
 ) -> list[Answer]:
-    async with httpx.AsyncClient(
-        base_url=url, trust_env=False, timeout=_REQUEST_TIMEOUT_S
-    ) as client:
+    async with http_client(endpoint, _REQUEST_TIMEOUT_S) as client:
 
         async def answer(_: int, prompt: Prompt) -> Answer:
             response = await client.post("/v1/completions", json=_body(prompt, sampling))
             if response.status_code != 200:
-                raise InternalError(f"{url} answered {response.status_code}: {response.text}")
+                raise InternalError(
+                    f"{endpoint.url} answered {response.status_code}: {response.text}"
+                )
             choice = response.json()["choices"][0]
             return Answer(
                 tuple(choice["token_ids"]),
@@ -116,7 +120,7 @@ async def _over_http(
         try:
             return await _each(prompts, concurrency, answer)
         except httpx.TransportError as error:
-            raise InternalError(f"{url}: {error or type(error).__name__}") from error
+            raise InternalError(f"{endpoint.url}: {error or type(error).__name__}") from error
 
 
 def _body(prompt: Prompt, sampling: Sampling) -> dict[str, object]:

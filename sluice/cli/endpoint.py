@@ -12,6 +12,7 @@ import httpx
 
 from sluice.errors import ConfigError, PeerLost
 
+_URL = "http://127.0.0.1:8000"
 _KEY_VARIABLE = "SLUICE_API_KEY"
 
 
@@ -24,12 +25,13 @@ class Endpoint:
     ca: Path | None = None
 
 
-def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--url",
-        default="http://127.0.0.1:8000",
-        help="the router; http://127.0.0.1:8000 unless said",
-    )
+def add_endpoint_arguments(
+    parser: argparse.ArgumentParser,
+    url: str | None = _URL,
+    about: str = f"the router; {_URL} unless said",
+) -> None:
+    """``url`` None: without one the command does something else, which ``about`` says."""
+    parser.add_argument("--url", default=url, help=about)
     parser.add_argument(
         "--api-key",
         help=f"{_KEY_VARIABLE} of the environment unless said, which other users of this machine can't see",

@@ -52,6 +52,7 @@ class TlsMaterial:
     cert: bytes
     key: bytes
     ca: bytes
+    not_after: str = ""  # until when the certificate holds, as OpenSSL writes it
 
 
 def tls_files(cert: Path | None, key: Path | None, ca: Path | None) -> TlsFiles | None:
@@ -88,8 +89,8 @@ def roles_of(dns_names: Iterable[bytes | str]) -> frozenset[PeerRole]:
 def _read(files: TlsFiles, role: PeerRole) -> TlsMaterial:
     """Read the three files and prove that a peer that trusts the same CAs would accept them for ``role``."""
     try:
-        material = TlsMaterial(*(file.read_bytes() for file in files.all()))
-        _shake_hands(files, role)
+        cert, key, ca = (file.read_bytes() for file in files.all())
+        not_after = _shake_hands(files, role)
     except (ssl.SSLError, OSError) as error:
         where = ", ".join(str(file) for file in files.all())
         raise ConfigError(
@@ -98,11 +99,11 @@ def _read(files: TlsFiles, role: PeerRole) -> TlsMaterial:
             remedy=f"it must be in date, fit its key, be signed by a CA of the file, and have the DNS name "
             f"{role.dns_name} and the usages serverAuth and clientAuth",
         ) from error
-    return material
+    return TlsMaterial(cert, key, ca, not_after)
 
 
-def _shake_hands(files: TlsFiles, role: PeerRole) -> None:
-    """A TLS handshake of the certificate with itself, in memory. Raises ``ssl.SSLError``."""
+def _shake_hands(files: TlsFiles, role: PeerRole) -> str:
+    """A TLS handshake of the certificate with itself, in memory: until when it holds. Raises ``ssl.SSLError``."""
     server_side, client_side = (
         _context(protocol, files) for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
     )
@@ -117,6 +118,8 @@ def _shake_hands(files: TlsFiles, role: PeerRole) -> None:
             except ssl.SSLWantReadError:
                 continue
             ends.remove(end)
+    certificate = client.getpeercert() or {}
+    return str(certificate.get("notAfter", ""))
 
 
 def _context(protocol: int, files: TlsFiles) -> ssl.SSLContext:

@@ -64,6 +64,20 @@ def test_bad_content_keeps_the_last_good_value_and_is_logged_once(
     assert value.get() == 2
 
 
+def test_a_secret_mounted_by_kubernetes_is_seen_to_change(tmp_path: Path) -> None:
+    """Kubelet never touches a mounted file: it turns the link to the folder that holds them all."""
+    for number in ("1", "2"):
+        (tmp_path / f"v{number}").mkdir()
+        (tmp_path / f"v{number}" / "f").write_text(number)
+    (tmp_path / "data").symlink_to("v1")
+    (tmp_path / "f").symlink_to("data/f")
+    value = _number(tmp_path / "f")
+    assert value.get() == 1
+    (tmp_path / "new").symlink_to("v2")
+    os.replace(tmp_path / "new", tmp_path / "data")
+    assert value.get() == 2
+
+
 def test_bad_content_at_first_is_refused(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("x")
     with pytest.raises(ConfigError):

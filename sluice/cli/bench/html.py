@@ -80,11 +80,11 @@ def _cards(report: Report) -> str:
     ]
     if s.ttft is not None:
         cards.append(
-            (f"{number(1000 * s.ttft.p50)} / {number(1000 * s.ttft.p99)} ms", "TTFT p50 / p99")
+            (f"{number(1000 * s.ttft.p50)} / {number(1000 * s.ttft.p99)}", "TTFT p50 / p99, ms")
         )
     if s.tpot is not None:
         cards.append(
-            (f"{number(1000 * s.tpot.p50)} / {number(1000 * s.tpot.p99)} ms", "TPOT p50 / p99")
+            (f"{number(1000 * s.tpot.p50)} / {number(1000 * s.tpot.p99)}", "TPOT p50 / p99, ms")
         )
     if report.slo_text():
         cards.append((f"{100 * s.good_share:.1f} %", f"within {report.slo_text()}"))

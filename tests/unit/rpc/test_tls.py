@@ -23,6 +23,7 @@ def test_the_current_content_changes_only_with_the_files(tmp_path: Path, ca: tru
     tls = Tls(role_files(tmp_path, ca, PeerRole.DECODE), PeerRole.DECODE)
     first = tls.current()
     assert tls.current() is first
+    assert first.not_after.endswith(" 3000 GMT")  # as trustme makes them
     files = role_files(tmp_path, ca, PeerRole.DECODE)
     assert tls.current().cert == files.cert.read_bytes() != first.cert
 
