@@ -77,14 +77,14 @@ class EngineCore:
         spec: SpecConfig,
         config: EngineConfig,
         pool: PoolConfig,
-        grammars: Grammars | None = None,
+        grammars: Grammars = NO_GRAMMARS,
         parallel: Parallel = SINGLE,
     ) -> None:
         if role is not Role.PREFILL:  # which never retracts: peers read its items
             check_backup(memory)
         check_chain(spec)
         self.role = role
-        self.grammars = grammars or NO_GRAMMARS  # compiles on any thread
+        self.grammars = grammars  # compiles on any thread
         self._target = target
         self._memory = memory
         self._spec = spec

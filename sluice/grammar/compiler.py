@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -27,24 +27,16 @@ class Grammars(Protocol):
 
 
 class GrammarCompiler:
-    """``Grammars`` of one vocabulary.
+    """``Grammars`` of one vocabulary."""
 
-    The first grammar pays for the tokenizer's trie (seconds for a vocabulary of 130,000), so pods that never
-    see one don't.
-    """
-
-    def __init__(
-        self, load: Callable[[], LLTokenizer], vocab_size: int, eos_ids: Sequence[int]
-    ) -> None:
-        self._load = load
+    def __init__(self, tokenizer: LLTokenizer, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = tuple(eos_ids)
-        self._lock = threading.Lock()
-        self._tokenizer: LLTokenizer | None = None
 
     def matcher(self, grammar: Grammar) -> Matcher:
         inner = LLMatcher(
-            self._ready_tokenizer(),
+            self._tokenizer,
             to_llguidance(grammar),
             log_level=0,
             limits=LLParserLimits(verbose_errors=False),  # their text would quote prompts into logs
@@ -53,32 +45,33 @@ class GrammarCompiler:
             raise refused(inner.get_error().strip())
         return GrammarMatcher(inner, self._vocab_size, self._eos_ids)
 
-    def _ready_tokenizer(self) -> LLTokenizer:
-        with self._lock:
-            if self._tokenizer is None:
-                self._tokenizer = self._load()
-            return self._tokenizer
 
+@dataclass(frozen=True)
+class NoGrammars:
+    """``Grammars`` of a model that can't follow any."""
 
-class _NoGrammars:
+    reason: str
+
     def matcher(self, grammar: Grammar) -> Matcher:
-        raise BadRequest(
-            "this model can't follow grammars: its folder has no tokenizer.json, or its configuration "
-            "no end of sequence",
-            field="grammar",
-        )
+        raise BadRequest(f"this model can't follow grammars: {self.reason}", field="grammar")
 
 
-NO_GRAMMARS: Grammars = _NoGrammars()
+NO_GRAMMARS: Grammars = NoGrammars("the engine was built without a tokenizer")
 
 
 def grammars_of(model_dir: Path, vocab_size: int, eos_ids: Sequence[int]) -> Grammars:
-    """Those a model's folder allows: with a ``tokenizer.json`` and an end of sequence all, else none."""
+    """Those a model's folder allows: with a ``tokenizer.json`` and an end of sequence all, else none.
+
+    Takes seconds for a vocabulary of 130,000, during which no other thread gets to run: call it before
+    anybody waits for this process.
+    """
     file = model_dir / "tokenizer.json"
-    if not file.is_file() or not eos_ids:
-        return NO_GRAMMARS
-    return GrammarCompiler(
-        lambda: LLTokenizer(str(file), n_vocab=vocab_size, eos_token=list(eos_ids)),
-        vocab_size,
-        eos_ids,
-    )
+    if not file.is_file():
+        return NoGrammars("its folder has no tokenizer.json")
+    if not eos_ids:
+        return NoGrammars("its configuration names no end of sequence")
+    try:
+        tokenizer = LLTokenizer(str(file), n_vocab=vocab_size, eos_token=list(eos_ids))
+    except ValueError as error:
+        return NoGrammars(f"its tokenizer.json can't be used for them: {error}")
+    return GrammarCompiler(tokenizer, vocab_size, eos_ids)

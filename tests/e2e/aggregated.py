@@ -9,7 +9,7 @@ from pathlib import Path
 from sluice.config import EngineConfig, PoolConfig, PoolMode, SpecConfig
 from sluice.engine.build import build_engine
 from sluice.engine.facade import EngineFacade
-from sluice.types import Request, RequestId, Role, Sampling
+from sluice.types import Logprobs, PromptLogprobs, Request, RequestId, Role, Sampling
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class Outcome:
     token_ids: tuple[int, ...]
     accepted: tuple[int | None, ...]
     reason: str
+    logprobs: tuple[Logprobs, ...] = ()
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 async def run_aggregated(
@@ -58,10 +60,14 @@ async def _one(engine: EngineFacade, number: int, case: Case) -> Outcome:
     tokens: list[int] = []
     accepted: list[int | None] = []
     reason = ""
+    logprobs: list[Logprobs] = []
+    scores: PromptLogprobs | None = None
     async for event in engine.generate(
         Request(RequestId(f"oracle-{number}"), case.prompt, case.sampling)
     ):
         tokens += event.token_ids
         accepted.append(event.accepted_drafts)
         reason = event.finish_reason.value if event.finish_reason else reason
-    return Outcome(tuple(tokens), tuple(accepted), reason)
+        logprobs += event.logprobs
+        scores = event.prompt_logprobs or scores
+    return Outcome(tuple(tokens), tuple(accepted), reason, tuple(logprobs), scores)

@@ -16,9 +16,9 @@ from typing import TypeVar
 
 from sluice.errors import SluiceError
 from sluice.rpc.client import DecodeClient, PrefillClient
-from sluice.rpc.messages import Finished, GenerateCall, PoolStatus, Tokens
+from sluice.rpc.messages import Finished, GenerateCall, PoolStatus, PromptScored, Tokens
 from sluice.transfer.faults import FaultPoint
-from sluice.types import AttemptId, RequestId, Sampling
+from sluice.types import AttemptId, Logprobs, PromptLogprobs, RequestId, Sampling
 
 START_TIMEOUT_S = 60.0
 T = TypeVar("T")
@@ -224,6 +224,8 @@ class Answer:
 
     token_ids: list[int] = field(default_factory=list)
     accepted: list[int | None] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    prompt_logprobs: PromptLogprobs | None = None
     finished: Finished | None = None
 
 
@@ -251,8 +253,12 @@ async def generate(
             if isinstance(message, Tokens):
                 answer.token_ids += message.token_ids
                 answer.accepted.append(message.accepted_drafts)
+                answer.logprobs += message.logprobs
                 if on_tokens is not None:
                     on_tokens(answer)
+            elif isinstance(message, PromptScored):
+                assert not answer.token_ids
+                answer.prompt_logprobs = message.positions
             else:
                 answer.finished = message
     return answer

@@ -75,7 +75,11 @@ async def run_disaggregated(pair: Pair, cases: list[Case]) -> list[Outcome]:
         assert usage.prompt_tokens == len(case.prompt)
         assert usage.completion_tokens == len(answer.token_ids)
         return Outcome(
-            tuple(answer.token_ids), tuple(answer.accepted), answer.finished.reason.value
+            tuple(answer.token_ids),
+            tuple(answer.accepted),
+            answer.finished.reason.value,
+            tuple(answer.logprobs),
+            answer.prompt_logprobs,
         )
 
     return list(await asyncio.gather(*(one(case) for case in cases)))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sluice.config import EngineConfig, PoolConfig, PoolMode, SpecConfig
 from sluice.engine.core import EngineCore
-from sluice.grammar.compiler import Grammars
+from sluice.grammar.compiler import NO_GRAMMARS, Grammars
 from sluice.layout.component import Coverage, Kind, Owner
 from sluice.layout.span import pair_runs, physical_row, span
 from sluice.models.base import DraftModel, ForwardBatch, ModelInfo
@@ -228,7 +228,7 @@ def toy_core(
     target: ToyTarget | None = None,
     config: EngineConfig | None = None,
     pool: PoolConfig | None = None,
-    grammars: Grammars | None = None,
+    grammars: Grammars = NO_GRAMMARS,
 ) -> EngineCore:
     """A toy engine; ``steps=0`` runs without a draft."""
     target = target or ToyTarget()

@@ -34,7 +34,7 @@ def load_letters() -> LLTokenizer:
 
 
 def letters() -> GrammarCompiler:
-    return GrammarCompiler(load_letters, len(TEXTS), (EOS,))
+    return GrammarCompiler(load_letters(), len(TEXTS), (EOS,))
 
 
 def text_of(ids: Sequence[int]) -> str:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 
 import pytest
 from llguidance import LLTokenizer
 
 from sluice.errors import BadRequest
-from sluice.grammar.compiler import (
-    JSON_WHITESPACE,
-    MAX_GRAMMAR_BYTES,
-    NO_GRAMMARS,
-    GrammarCompiler,
-    grammars_of,
-)
+from sluice.grammar.compiler import grammars_of
+from sluice.grammar.language import JSON_WHITESPACE, MAX_GRAMMAR_BYTES
 from sluice.types import Grammar, GrammarKind
-from tests.unit.grammar.letters import EOS, TEXTS, letters, load_letters
+from tests.unit.grammar.letters import letters
 
 MODEL = Path(__file__).parents[3] / "models" / "tiny-dsv4"
 VOCAB = 512
@@ -94,28 +88,15 @@ def test_what_cannot_be_used_is_refused_with_the_reason(
     assert refused.value.field == "grammar"
 
 
-def test_a_folder_without_tokenizer_or_end_has_no_grammars(tmp_path: Path) -> None:
-    assert grammars_of(tmp_path, VOCAB, (1,)) is NO_GRAMMARS
-    assert grammars_of(MODEL, VOCAB, ()) is NO_GRAMMARS
-    with pytest.raises(BadRequest, match=r"no tokenizer\.json") as refused:
-        NO_GRAMMARS.matcher(Grammar(GrammarKind.JSON_OBJECT))
-    assert refused.value.field == "grammar"
-
-
-def test_the_tokenizer_is_read_once_however_many_threads_ask_first() -> None:
-    loads: list[int] = []
-
-    def load() -> LLTokenizer:
-        loads.append(1)
-        return load_letters()
-
-    compiler = GrammarCompiler(load, len(TEXTS), (EOS,))
-    ask = [
-        threading.Thread(target=compiler.matcher, args=(Grammar(GrammarKind.REGEX, "a"),))
-        for _ in range(8)
-    ]
-    for thread in ask:
-        thread.start()
-    for thread in ask:
-        thread.join()
-    assert loads == [1]
+def test_a_model_that_cannot_follow_grammars_says_why(tmp_path: Path) -> None:
+    wordpiece = tmp_path / "wordpiece"
+    wordpiece.mkdir()
+    (wordpiece / "tokenizer.json").write_text('{"model": {"type": "WordPiece"}}')
+    for folder, eos_ids, reason in (
+        (tmp_path, (1,), r"no tokenizer\.json"),
+        (MODEL, (), "no end of sequence"),
+        (wordpiece, (1,), "can't be used"),
+    ):
+        with pytest.raises(BadRequest, match=reason) as refused:
+            grammars_of(folder, VOCAB, eos_ids).matcher(Grammar(GrammarKind.JSON_OBJECT))
+        assert refused.value.field == "grammar"
