@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
-from collections.abc import Coroutine, Sequence
-from dataclasses import replace
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ _TEXT = (
     "had said little at breakfast, now said that the road would be dry, the horses fresh, and the "
     "inn at the bridge no worse than it had been; but nobody believed him about the inn."
 )
-_MAX_ITEMS = 1_000_000  # of a load that is bounded by time alone
+_MAX_ITEMS = 10_000_000  # of a load that is bounded by time alone
+_WARM_LENGTHS = Lengths(16, 16)  # before a trace
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -115,21 +117,20 @@ async def _measured(args: argparse.Namespace, slo: Slo, console: Console) -> Rep
     async with http_client(endpoint_of(args), args.timeout) as client:
         model = await served_model(client)
         asking = Asking(model, args.temperature, not args.eos, args.timeout)
-        items = await _items(args, client, model)
-        watch = Watch(len(items) if args.duration is None or args.rate else 0)
+        plan = await _plan(args, client, model)
+        watch = Watch(plan.count)
 
         async def send(item: Item, due_s: float, clock: Any) -> Sample:
             return await ask(client, asking, item, due_s, clock)
 
-        warm = [replace(item, at_s=None) for item in items[: max(0, args.warmup)]]
-        if warm:
-            console.print(f"warm-up: {len(warm)} requests", highlight=False)
+        if plan.warm:
+            console.print(f"warm-up: {len(plan.warm)} requests", highlight=False)
             for sample in await closed_loop(
-                warm, args.concurrency or 4, None, send, Watch(len(warm))
+                plan.warm, args.concurrency or 4, None, send, Watch(len(plan.warm))
             ):
                 if not sample.ok:
                     console.print(f"warm-up failed: {sample.error}: {sample.detail}", markup=False)
-        load, loop = _load(args, items, send, watch)
+        load, loop = _load(args, plan, send, watch)
         console.print(loop, highlight=False)
         with show_load(console, watch):
             interrupted = await _until_interrupted(load)
@@ -150,23 +151,22 @@ async def _measured(args: argparse.Namespace, slo: Slo, console: Console) -> Rep
 
 
 def _load(
-    args: argparse.Namespace, items: Sequence[Item], send: Any, watch: Watch
+    args: argparse.Namespace, plan: _Plan, send: Any, watch: Watch
 ) -> tuple[Coroutine[Any, Any, Any], str]:
-    if args.trace and not args.concurrency:
-        times = [item.at_s or 0.0 for item in items]
-        return open_loop(items, times, send, watch), (
-            f"open loop: {len(items)} requests of {args.trace.name} over {times[-1]:.1f} s"
+    if plan.times and not args.concurrency:
+        return open_loop(plan.items, plan.times, send, watch), (
+            f"open loop: {plan.count} requests of {args.trace.name} over {plan.times[-1]:.1f} s"
         )
     if args.rate:
         arrivals = (
             poisson(args.rate, args.seed) if args.arrivals == "poisson" else constant(args.rate)
         )
-        return open_loop(items, arrivals, send, watch), (
-            f"open loop: {len(items)} requests at {args.rate:g}/s, {args.arrivals}"
+        return open_loop(plan.items, arrivals, send, watch), (
+            f"open loop: {plan.count} requests at {args.rate:g}/s, {args.arrivals}"
         )
     at_once = args.concurrency or 8
-    span = f"for {args.duration:g} s" if args.duration else f"{len(items)} requests"
-    return closed_loop(items, at_once, args.duration, send, watch), (
+    span = f"{plan.count} requests" if plan.count else f"for {args.duration:g} s"
+    return closed_loop(plan.items, at_once, args.duration, send, watch), (
         f"closed loop: {span}, {at_once} at once"
     )
 
@@ -185,17 +185,31 @@ async def _until_interrupted(load: Coroutine[Any, Any, Any]) -> bool:
     return False
 
 
-async def _items(args: argparse.Namespace, client: httpx.AsyncClient, model: str) -> list[Item]:
-    count = args.requests
-    if count is None:
-        count = 100
-        if args.duration:
-            count = max(1, round(args.rate * args.duration)) if args.rate else _MAX_ITEMS
+@dataclass(frozen=True)
+class _Plan:
+    """``items`` can be gone through once. ``count`` 0: bounded by time alone. ``times`` are a trace's.
+
+    ``warm`` holds requests of their own: a prompt sent twice would find itself cached.
+    """
+
+    warm: Sequence[Item]
+    items: Iterable[Item]
+    count: int
+    times: Sequence[float] = ()
+
+
+async def _plan(args: argparse.Namespace, client: httpx.AsyncClient, model: str) -> _Plan:
+    warmup = max(0, args.warmup)
+    count = args.requests or (0 if args.duration else 100)
+    if args.rate and args.duration:
+        count = min(count or _MAX_ITEMS, max(1, round(args.rate * args.duration)))
+    drawn = warmup + (count or _MAX_ITEMS)
     if args.prompts:
-        return from_texts(args.prompts, min(count, 100_000), args.output_tokens, seed=args.seed)
+        texts = from_texts(args.prompts, drawn, args.output_tokens, seed=args.seed)
+        return _Plan(list(islice(texts, warmup)), texts, count)
     vocabulary = await _vocabulary(args.tokenizer, client, model)
     if args.trace:
-        return from_trace(
+        items = from_trace(
             args.trace,
             vocabulary,
             limit=args.requests,
@@ -203,14 +217,17 @@ async def _items(args: argparse.Namespace, client: httpx.AsyncClient, model: str
             scale=args.scale,
             seed=args.seed,
         )
-    return synthetic(
-        min(count, 20_000),  # a closed loop bounded by time ends long before
+        warm = synthetic(warmup, _WARM_LENGTHS, _WARM_LENGTHS, vocabulary, seed="warm-up")
+        return _Plan(list(warm), items, len(items), [item.at_s or 0.0 for item in items])
+    made = synthetic(
+        drawn,
         args.prompt_tokens,
         args.output_tokens,
         vocabulary,
         shared_prefix=args.shared_prefix,
         seed=args.seed,
     )
+    return _Plan(list(islice(made, warmup)), made, count)
 
 
 async def _vocabulary(

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 from sluice.cli.bench.sample import Sample
@@ -39,7 +39,7 @@ def constant(rate: float) -> Iterable[float]:
 
 
 async def open_loop(
-    items: Sequence[Item], due_s: Iterable[float], send: Send, watch: Watch
+    items: Iterable[Item], due_s: Iterable[float], send: Send, watch: Watch
 ) -> list[Sample]:
     """Each item at its time, however many are still open. Cancelling this cancels them; ``watch`` keeps what ended."""
     clock = _clock()
@@ -53,7 +53,7 @@ async def open_loop(
 
 
 async def closed_loop(
-    items: Sequence[Item], concurrency: int, duration_s: float | None, send: Send, watch: Watch
+    items: Iterable[Item], concurrency: int, duration_s: float | None, send: Send, watch: Watch
 ) -> list[Sample]:
     """``concurrency`` at once; no new one after ``duration_s``. Nothing is due before it is sent."""
     clock = _clock()
@@ -66,7 +66,7 @@ async def closed_loop(
             await _one(item, clock(), clock, send, watch)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(concurrency, len(items))):
+        for _ in range(concurrency):
             group.create_task(work())
     return watch.samples
 

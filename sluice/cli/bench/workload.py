@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,26 +67,24 @@ def synthetic(
     vocabulary: Sequence[int],
     *,
     shared_prefix: int = 0,
-    seed: int = 0,
-) -> list[Item]:
+    seed: int | str = 0,
+) -> Iterator[Item]:
     """Prompts of ids drawn from ``vocabulary``; the first ``shared_prefix`` of each are the same in all."""
     rng = random.Random(seed)
     prefix = tuple(rng.choices(vocabulary, k=shared_prefix))
-    items = []
     for _ in range(count):
         length, max_tokens = prompt.draw(rng), output.draw(rng)
         own = rng.choices(vocabulary, k=max(0, length - shared_prefix))
-        items.append(Item((*prefix, *own)[:length], max_tokens))
-    return items
+        yield Item((*prefix, *own)[:length], max_tokens)
 
 
-def from_texts(file: Path, count: int, output: Lengths, *, seed: int = 0) -> list[Item]:
+def from_texts(file: Path, count: int, output: Lengths, *, seed: int = 0) -> Iterator[Item]:
     """One prompt a line, over and over until there are ``count``. Raises `ConfigError`."""
     texts = [line for line in _lines(file) if line.strip()]
     if not texts:
         raise ConfigError(f"{file} has no prompts", stage="bench", remedy="write one a line")
     rng = random.Random(seed)
-    return [Item(texts[i % len(texts)], output.draw(rng)) for i in range(count)]
+    return (Item(texts[i % len(texts)], output.draw(rng)) for i in range(count))
 
 
 def from_trace(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.cli.bench.workload import Lengths, from_texts, from_trace, synthetic
+from sluice.cli.bench.workload import Item, Lengths, from_texts, from_trace, synthetic
 from sluice.errors import ConfigError
 
 _WORDS = range(10, 60)
@@ -38,15 +38,19 @@ def test_lengths_that_are_none(text: str) -> None:
 
 
 def test_synthetic_prompts_share_only_what_they_are_told_to() -> None:
-    items = synthetic(20, Lengths(30, 50), Lengths(5, 9), _WORDS, shared_prefix=16, seed=3)
+    def draw(seed: int) -> list[Item]:
+        return list(
+            synthetic(20, Lengths(30, 50), Lengths(5, 9), _WORDS, shared_prefix=16, seed=seed)
+        )
+
+    items = draw(3)
     assert len({item.prompt[:16] for item in items}) == 1
     assert len({item.prompt[16:24] for item in items}) == 20
     assert all(30 <= len(item.prompt) <= 50 and 5 <= item.max_tokens <= 9 for item in items)
     assert set().union(*(item.prompt for item in items)) <= set(_WORDS)
-    assert items == synthetic(20, Lengths(30, 50), Lengths(5, 9), _WORDS, shared_prefix=16, seed=3)
-    assert items != synthetic(20, Lengths(30, 50), Lengths(5, 9), _WORDS, shared_prefix=16, seed=4)
-    short = synthetic(1, Lengths(4, 4), Lengths(1, 1), _WORDS, shared_prefix=16)
-    assert len(short[0].prompt) == 4
+    assert items == draw(3) != draw(4)
+    (short,) = synthetic(1, Lengths(4, 4), Lengths(1, 1), _WORDS, shared_prefix=16)
+    assert len(short.prompt) == 4
 
 
 def test_texts_go_round(tmp_path: Path) -> None:
