@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from sluice.cli.bench.drive import Watch
 from sluice.cli.bench.report import Report
+from sluice.cli.bench.sample import Sample
 from sluice.cli.bench.summary import Spread, Summary, spread
 
 _LAG_WORTH_SAYING_S = 0.05
@@ -125,12 +126,19 @@ def warnings(report: Report) -> list[str]:
             f"this client sent up to {_ms(s.send_lag.max)} late (p99 {_ms(s.send_lag.p99)}); that is in the latencies: "
             "use a faster machine or a lower rate to measure the server alone"
         )
-    if s.offered_rate and s.request_rate < 0.9 * s.offered_rate:
+    if s.offered_rate and s.request_rate < 0.9 * s.offered_rate and _grows(report.samples):
         found.append(
-            f"{s.offered_rate:.2f} requests/s were offered and {s.request_rate:.2f} came back: the server fell behind, "
-            "so latencies grow with the length of the run"
+            f"{s.offered_rate:.2f} requests/s were offered and {s.request_rate:.2f} came back, each later than the one "
+            "before: the server fell behind, so these latencies say how long the run was"
         )
     return found
+
+
+def _grows(samples: Sequence[Sample]) -> bool:
+    """The last third took at least twice as long as the first; too few requests say nothing."""
+    took = [sample.e2e_s for sample in samples if sample.ok]
+    third = len(took) // 3
+    return third >= 5 and sum(took[-third:]) > 2 * sum(took[:third])
 
 
 def _ms(seconds: float) -> str:
