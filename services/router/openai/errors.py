@@ -59,8 +59,9 @@ class ErrorBody(BaseModel):
 Answers = dict[int | str, dict[str, Any]]
 # For the OpenAPI document. "default" also keeps FastAPI from promising a 422 that never comes.
 ANSWERS: Answers = {status: {"model": ErrorBody} for status in (400, 404, 408, 413, "default")}
+_EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 STREAM_ANSWERS: Answers = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
+    200: {"content": {"text/event-stream": {"schema": _EVENT}}},
     **ANSWERS,
     **{status: {"model": ErrorBody} for status in (429, 500, 503, 504)},
 }
