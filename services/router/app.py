@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from services.router.auth import Auth
+from services.router.auth import BEARER, Auth
 from services.router.body import BodyLimit
 from services.router.edge import Edge
 from services.router.generation import TextGenerator
@@ -97,10 +97,14 @@ def create_app(
         Limits(settings.timeout_s, settings.max_timeout_s, settings.max_prompts),
     )
     generator = TextGenerator(pairing, tokenizer, settings.retries, recorder)
-    app.include_router(completions_routes(intake, generator))
-    app.include_router(chat_routes(intake, generator))
-    app.include_router(token_routes(intake))
-    app.include_router(_model_routes(settings.served_name, pairing))
+    keyed = [] if settings.api_keys_file is None else [BEARER]
+    for routes in (
+        completions_routes(intake, generator),
+        chat_routes(intake, generator),
+        token_routes(intake),
+        _model_routes(settings.served_name, pairing),
+    ):
+        app.include_router(routes, dependencies=keyed)
     app.include_router(_health_routes(pairing))
     app.include_router(page_routes(settings.served_name, pairing.view, recorder))
     return app

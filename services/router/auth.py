@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fastapi import Security
+from fastapi.security import HTTPBearer
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -25,6 +27,8 @@ _OPEN = ("/health", "/ready")
 _API = ("/tokenize", "/detokenize", "/openapi.json", "/docs", "/redoc")
 _API_PREFIX = "/v1/"
 _log = get_logger(__name__)
+# For the OpenAPI document alone: who may ask is settled before any route is reached.
+BEARER = Security(HTTPBearer(scheme_name="ApiKey", auto_error=False))
 
 
 class InvalidApiKey(SluiceError):

@@ -240,6 +240,20 @@ async def test_a_body_too_large_is_still_a_413(keys: Path) -> None:
     assert answer.status_code == 413
 
 
+@pytest.mark.asyncio
+async def test_the_openapi_document_says_what_wants_a_key(keys: Path) -> None:
+    async with _client(keys, _SECRET) as client:
+        document = (await client.get("/openapi.json")).json()
+    assert document["components"]["securitySchemes"] == {
+        "ApiKey": {"type": "http", "scheme": "bearer"}
+    }
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            assert ("security" in operation) == (path not in ("/health", "/ready")), path
+    open_one = app_over(StubDecode()).openapi()
+    assert "securitySchemes" not in open_one["components"]
+
+
 def test_a_bad_file_is_refused_at_start(tmp_path: Path) -> None:
     (tmp_path / "bad").write_text("alice nothash")
     with pytest.raises(ConfigError, match="bad, line 1"):
