@@ -29,6 +29,7 @@ CONTRADICTIONS = {
     "router: {multinode: {enabled: true}}": "a router is one process",
     "router: {gpu: {count: 1}}": "the router computes nothing",
     "{engine: {device: cpu}, decode: {gpu: {count: 1}}}": "GPUs would be held and not used",
+    "decode: {gpu: {count: 2}}": "decode.gpu.count is 2, but its engine has 1 ranks",
     "prefill: {rdma: {asRoot: true}}": "nothing needs root",
 }
 BREAKS_OF_SCHEMA = {

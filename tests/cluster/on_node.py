@@ -5,6 +5,7 @@ Run by ``make test-cluster``, in this order; not collected by a plain pytest.
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from collections.abc import Iterator
@@ -77,6 +78,34 @@ def test_pods_run_restricted(release: Release) -> None:
     )
     assert "CapEff:\t0000000000000000" in status
     assert "Seccomp:\t2" in status
+
+
+@pytest.mark.parametrize(
+    ("user", "effective"), [(1000, "0000000000000000"), (0, "0000000000004000")]
+)
+def test_ipc_lock_reaches_user_0_alone(release: Release, user: int, effective: str) -> None:
+    """Why `rdma.asRoot` exists, and why preflight asks the kernel and not the manifest."""
+    name = f"lock-{user}"
+    security = {
+        "runAsUser": user,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]},
+    }
+    container = {
+        "name": name,
+        "image": "localhost/sluice:test",
+        "imagePullPolicy": "Never",
+        "command": ["grep", "CapEff", "/proc/self/status"],
+        "securityContext": security,
+    }
+    spec = json.dumps({"spec": {"containers": [container]}})
+    words = ("run", name, "--image=localhost/sluice:test", "--restart=Never", f"--overrides={spec}")
+    release.kubectl(*words)
+    try:
+        release.wait(lambda: "CapEff" in release.kubectl("logs", name), "its word", 60.0)
+        assert release.kubectl("logs", name).split() == ["CapEff:", effective]
+    finally:
+        release.kubectl("delete", "pod", name, "--wait=false")
 
 
 def test_accounts_may_read_pods_and_nothing_else(release: Release) -> None:
@@ -167,10 +196,10 @@ def test_a_container_killed_comes_back(release: Release, url: str, role: str) ->
 
 
 def test_deleting_a_decode_pod_finishes_its_streams(release: Release, url: str) -> None:
-    with Load(url, clients=4, max_tokens=200).running() as load:
+    with Load(url, clients=4, max_tokens=64).running() as load:
         release.wait(lambda: load.done > 0, "streams")
         (victim, *_) = ready(release, "decode")
-        release.kubectl("delete", "pod", victim.name, "--wait=true", "--timeout=120s")
+        release.kubectl("delete", "pod", victim.name, "--wait=true", "--timeout=180s")
     assert not load.errors
     release.wait(lambda: len(ready(release, "decode")) == 2, "a new pod")
 

@@ -68,9 +68,17 @@ class Release:
 
     def wait(self, condition: Callable[[], bool], what: str, timeout_s: float = 240.0) -> None:
         deadline = time.monotonic() + timeout_s
-        while not condition():
+        while not _holds(condition):
             assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
             time.sleep(1.0)
+
+
+def _holds(condition: Callable[[], bool]) -> bool:
+    """A command that fails, on a container that is only coming up say, is not yet."""
+    try:
+        return condition()
+    except (AssertionError, httpx.HTTPError):
+        return False
 
 
 def complete(url: str, max_tokens: int = 16, timeout_s: float = 120.0) -> str:

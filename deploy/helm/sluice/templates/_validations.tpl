@@ -89,6 +89,10 @@
 {{- if and (gt (int $role.gpu.count) 0) (eq (get $settings "device" | toString) "cpu") }}
 {{- $problems = append $problems (printf "%s.gpu.count is %d, but its device is cpu: GPUs would be held and not used. Set device to cuda, or count to 0." $name (int $role.gpu.count)) }}
 {{- end }}
+{{- $ranks := int (get $settings "tp" | default 1) }}
+{{- if and (gt (int $role.gpu.count) 0) (ne (int $role.gpu.count) $ranks) }}
+{{- $problems = append $problems (printf "%s.gpu.count is %d, but its engine has %d ranks (setting tp), each on a GPU of its own. Make them equal." $name (int $role.gpu.count) $ranks) }}
+{{- end }}
 {{- if and $role.rdma.asRoot (not $role.rdma.enabled) }}
 {{- $problems = append $problems (printf "%s.rdma.asRoot is true, but rdma.enabled is false: nothing needs root. Set rdma.enabled, or asRoot to false." $name) }}
 {{- end }}
