@@ -67,7 +67,8 @@ class Auth:
                 _log.warning("request_refused", path=scope["path"], error=str(error))
                 response = error_response(error)
                 if error.http_status == 401:
-                    response.headers["www-authenticate"] = _challenge(scope["method"])
+                    for challenge in _challenges(scope["method"]):
+                        response.headers.append("www-authenticate", challenge)
                 await response(scope, receive, send)
         else:  # no route of ours; a WebSocket is refused by closing it
             await send({"type": "websocket.close", "code": 1008})
@@ -124,6 +125,6 @@ def _secret(header: str, method: str) -> str | None:
     return None
 
 
-def _challenge(method: str) -> str:
-    bearer = 'Bearer realm="sluice"'
-    return bearer + ', Basic realm="sluice"' if method in ("GET", "HEAD") else bearer
+def _challenges(method: str) -> list[str]:
+    """One header each: Chromium doesn't look behind a comma."""
+    return ['Bearer realm="sluice"'] + ['Basic realm="sluice"'] * (method in ("GET", "HEAD"))

@@ -116,7 +116,10 @@ async def test_a_browser_may_look_with_basic_credentials_but_not_post(keys: Path
         assert posted.status_code == 401
         assert "Basic" not in posted.headers["www-authenticate"]
         asked = await client.get("/")
-        assert asked.headers["www-authenticate"] == 'Bearer realm="sluice", Basic realm="sluice"'
+        assert asked.headers.get_list("www-authenticate") == [
+            'Bearer realm="sluice"',
+            'Basic realm="sluice"',
+        ]
         for rest in ("!", "bm9jb2xvbg==", base64.b64encode(b"\xff:\xff").decode()):
             answer = await client.get("/", headers={"authorization": f"Basic {rest}"})
             assert answer.status_code == 401
