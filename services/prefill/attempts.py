@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from services.prefill.metering import PrefillMetrics
 from services.prefill.peers import DecodePeer
@@ -174,6 +174,9 @@ class Attempts:
                 remedy="raise the request's timeout or add prefill capacity",
             ) from error
         complete = self._complete(attempt, outcome, transfer_s, reports)
+        if start.measure:
+            ways = await asyncio.wrap_future(self._worker.transports())
+            complete = replace(complete, transport=", ".join(ways))
         self._metrics.completed(complete, attempt.sender.busy_s)
         return complete
 

@@ -167,6 +167,9 @@ class LoopbackPlane:
             raise InternalError("released a handle that still writes", stage="transfer")
         handle.released = True
 
+    def transports(self) -> tuple[str, ...]:
+        return ("memory",)
+
     def disconnect(self, link: Link) -> None:
         link = self._own(link)
         del self._links[link.endpoint.agent_name]

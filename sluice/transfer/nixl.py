@@ -19,6 +19,7 @@ from sluice.pools.base import Region
 from sluice.transfer.nixl_runtime import create_agent, load_nixl
 from sluice.transfer.plane import Endpoint, Handle, HandleState, Link, Polled, Write
 from sluice.transfer.ranges import AddressRanges, WriteTable, write_table
+from sluice.transfer.ucx_log import ucx_log
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -164,6 +165,9 @@ class NixlPlane:
         if handle.state is HandleState.POSTED:
             raise InternalError("released a handle that still writes", stage="transfer")
         self._drop(handle)
+
+    def transports(self) -> tuple[str, ...]:
+        return ucx_log().transports(self._agent_name)
 
     def disconnect(self, link: Link) -> None:
         link = self._own(link)

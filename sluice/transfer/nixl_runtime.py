@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from sluice.errors import ConfigError
+from sluice.transfer.ucx_log import captured
 
 # How long the target's progress thread sleeps in poll() when nothing happens. Traffic wakes it by file descriptor;
 # the wheel's Python wrapper hard-codes 0, which is a busy loop of one whole core per agent.
@@ -50,7 +51,6 @@ def _quiet_environment() -> None:
     """NIXL and UCX read these once, at load, and would print to stdout without them."""
     os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
     os.environ.setdefault("UCX_LOG_LEVEL", "error")
-    os.environ.setdefault("UCX_LOG_FILE", "stderr")
 
 
 def create_agent(api: ModuleType, agent_name: str, *, progress_thread: bool) -> Any:
@@ -64,9 +64,10 @@ def create_agent(api: ModuleType, agent_name: str, *, progress_thread: bool) -> 
         sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
     )
     try:
-        with _event_driven_progress(api):
-            agent = api.nixl_agent(agent_name, config)
-        agent.create_backend("UCX", {"num_workers": "1"})
+        with captured():
+            with _event_driven_progress(api):
+                agent = api.nixl_agent(agent_name, config)
+            agent.create_backend("UCX", {"num_workers": "1"})
     except Exception as error:
         raise ConfigError(
             f"NIXL cannot start its UCX backend: {type(error).__name__}: {error}",

@@ -91,6 +91,10 @@ class Plane(Protocol):
         """Forget a settled handle. Raises ``InternalError`` for one that is still posted: it would keep writing."""
         ...
 
+    def transports(self) -> tuple[str, ...]:
+        """What writes to the connected peers go over, as the network library chose; empty = it can't tell."""
+        ...
+
     def disconnect(self, link: Link) -> None:
         """Forget the peer. Handles still posted on the link fail; on a living peer their bytes may still land."""
         ...

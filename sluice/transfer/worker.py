@@ -129,6 +129,10 @@ class TransferWorker:
         """
         return self._enqueue(lambda: self._disconnect(link, peer_gone))
 
+    def transports(self) -> Future[tuple[str, ...]]:
+        """See ``Plane.transports``."""
+        return self._enqueue(self._plane.transports)
+
     def submit(
         self,
         link: Link,

@@ -206,3 +206,13 @@ def test_a_closed_loopback_peer_is_lost() -> None:
         prefill.post(link, row_writes(source, target.data_ptr(), [(1, 2)]))
     with pytest.raises(PeerLost):
         prefill.connect(dataclasses.replace(endpoint, agent_name="never-there"))
+
+
+def test_a_plane_says_what_its_writes_go_over(planes: Planes) -> None:
+    sender, source, _ = planes.open("prefill")
+    _, target, endpoint = planes.open("decode")
+    link = sender.connect(endpoint)
+    handle = sender.post(link, row_writes(source, target.data_ptr(), scattered(8)))
+    assert settle_handle(sender, handle).state is HandleState.DONE
+    (way,) = sender.transports()
+    assert way == "memory" if planes.kind == "loopback" else way.startswith(("cma", "tcp"))

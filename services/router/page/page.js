@@ -113,7 +113,7 @@ function showMatrix(status) {
   keep(get("matrix"), rows, (row) => row.id, () => make("tr"), (tr, row) => {
     const columns = [{ id: "corner", row }, ...prefills.map((prefill) => ({ id: prefill, row, prefill }))];
     keep(tr, columns, (column) => column.id, makeCell, (cell, column) => {
-      if (cell.tagName === "TD") showPair(cell, cells.get(`${column.row.decode} ${column.prefill}`));
+      if (cell.className === "pair") showPair(cell, cells.get(`${column.row.decode} ${column.prefill}`));
     });
   });
 }
@@ -123,7 +123,7 @@ const pods = (status, role) => status.pods.filter((pod) => pod.role === role).ma
 function makeCell({ row, prefill }) {
   const label = (role, address) => [`${role} `, make("span", { class: "mono" }, address)];
   if (row.head) return prefill ? make("th", { scope: "col" }, ...label("prefill", prefill)) : make("td");
-  return prefill ? make("td") : make("th", { scope: "row" }, ...label("decode", row.decode));
+  return prefill ? make("td", { class: "pair" }) : make("th", { scope: "row" }, ...label("decode", row.decode));
 }
 
 function showPair(cell, pair) {
@@ -147,6 +147,7 @@ function showPair(cell, pair) {
 
 function facts(pair) {
   const found = [];
+  if (pair.state === "refused") found.push(`every difference: sluice layout diff ${pair.prefill} ${pair.decode}`);
   if (pair.digest) found.push(`agreement ${pair.digest.slice(0, 12)}`);
   if (pair.in_flight) found.push(`${pair.in_flight} in flight`);
   if (pair.breaker !== "closed") found.push(`breaker ${pair.breaker}`);
@@ -164,18 +165,20 @@ function facts(pair) {
 // ---- recent requests
 
 const axis = () => document.querySelector("input[name=axis]:checked").value;
-const total = (answer) => answer.spans.reduce((sum, span) => sum + span.seconds, 0);
-const OUTCOMES = { stop: "good", length: "good", running: "warn", cancelled: "" };
+const sum = (spans) => spans.reduce((seconds, span) => seconds + span.seconds, 0);
+const total = (answer) => sum(answer.spans);
+const OUTCOMES = { stop: "good", length: "good", running: "busy", cancelled: "" };
 
 function showAnswers({ answers, now_unix_s }) {
   const byClock = axis() === "clock";
-  const longest = Math.max(0.001, ...answers.map(total));
+  const shown = (answer) => (axis() === "first" ? answer.spans.filter((span) => span.part !== "decode") : answer.spans);
   const from = Math.min(now_unix_s, ...answers.map((answer) => answer.started_unix_s));
+  const longest = Math.max(0.001, ...answers.map((answer) => sum(shown(answer))));
   const scale = byClock ? Math.max(0.001, now_unix_s - from) : longest;
   say(get("axis-end"), answers.length ? (byClock ? `${duration(scale)} ago … now` : `0 … ${duration(scale)}`) : "");
   get("no-answers").hidden = answers.length > 0;
   keep(document.querySelector("#answers tbody"), answers, (answer) => answer.request_id + answer.started_unix_s,
-    makeAnswer, (tr, answer) => showAnswer(tr, answer, byClock ? answer.started_unix_s - from : 0, scale));
+    makeAnswer, (tr, answer) => showAnswer(tr, answer, shown(answer), byClock ? answer.started_unix_s - from : 0, scale));
 }
 
 function makeAnswer(answer) {
@@ -187,19 +190,19 @@ function makeAnswer(answer) {
     cell(), cell(), cell(), cell(), cell());
 }
 
-function showAnswer(tr, answer, offset_s, scale_s) {
+function showAnswer(tr, answer, spans, offset_s, scale_s) {
   const [who, bar, first, all, prompt, output, acceptance] = tr.children;
   badge(who.querySelector(".badge"), OUTCOMES[answer.outcome] ?? "bad", answer.outcome);
   const tries = answer.attempts > 1 ? `, attempt ${answer.attempts}` : "";
   say(who.querySelector(".quiet"), answer.decode ? `${answer.prefill} → ${answer.decode}${tries}` : "no pair yet");
   who.title = `request ${answer.request_id}\nattempt ${answer.attempt_id}`;
   const block = bar.querySelector(".bar");
-  block.classList.toggle("running", answer.outcome === "running");
+  block.classList.toggle("running", answer.outcome === "running" && spans.length === answer.spans.length);
   block.style.left = `${(100 * offset_s) / scale_s}%`;
-  block.style.width = `${(100 * total(answer)) / scale_s}%`;
+  block.style.width = `${(100 * sum(spans)) / scale_s}%`;
   name(block, answer.spans.map((span) => `${PARTS[span.part]} ${duration(span.seconds)}`).join(", "));
-  const whole = total(answer) || 1;
-  keep(block, answer.spans, (span) => span.part, (span) => {
+  const whole = sum(spans) || 1;
+  keep(block, spans, (span) => span.part, (span) => {
     const piece = make("i");
     piece.style.background = `var(--${span.part})`;
     return piece;
