@@ -11,10 +11,6 @@ from services.router.settings import RouterSettings
 from tests.chart.helm import CASES, Helm
 from tools.chart_settings import SCHEMA, rendered
 
-COMING = frozenset(  # agreed names whose settings land one by one
-    """advertise metrics_listen discovery discovery_namespace discovery_selector tls_cert tls_key
-    tls_ca http_tls_cert http_tls_key api_keys_file""".split()
-)
 SETTINGS = {"router": RouterSettings, "prefill": PrefillSettings, "decode": DecodeSettings}
 
 
@@ -26,8 +22,7 @@ def test_the_schema_knows_every_setting() -> None:
 def test_services_know_every_variable_the_chart_sets(helm4: Helm) -> None:
     for case in CASES:
         for role, environment in environments(helm4.objects(case)):
-            known = SETTINGS[role].model_fields.keys() | COMING
-            refuse_unknown(environment, f"SLUICE_{role.upper()}_", known)
+            refuse_unknown(environment, f"SLUICE_{role.upper()}_", SETTINGS[role].model_fields)
 
 
 def environments(objects: list[dict[str, Any]]) -> list[tuple[str, dict[str, str]]]:
