@@ -16,7 +16,7 @@ from grpc import aio
 from sluice.errors import PeerLost, SluiceError, Untrusted, WrongRole
 from sluice.rpc.channel import ChannelConfig
 from sluice.rpc.client import DecodeClient, PodClient, PrefillClient
-from sluice.rpc.convert_decode import finished_to_pb, tokens_to_pb
+from sluice.rpc.convert_decode import event_to_pb
 from sluice.rpc.messages import Finished, GenerateCall, Tokens, Usage
 from sluice.rpc.server import RpcServer, ServerConfig
 from sluice.rpc.tls import PeerRole, Tls
@@ -62,9 +62,9 @@ class _Decode(decode_pb2_grpc.DecodeServicer):
     async def Generate(
         self, request: decode_pb2.GenerateRequest, context: aio.ServicerContext
     ) -> AsyncIterator[decode_pb2.GenerateResponse]:
-        yield tokens_to_pb(Tokens((5,)))
+        yield event_to_pb(Tokens((5,)))
         await self.go_on.wait()
-        yield finished_to_pb(_END)
+        yield event_to_pb(_END)
 
 
 @pytest.fixture
