@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import signal
 import time
 from collections.abc import Callable
 from contextlib import aclosing
@@ -111,6 +112,8 @@ def run(args: argparse.Namespace) -> int:
     console = Console(highlight=False)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # the arrow keys edit, and bring back what was said
+    # A shell that started us in the background had it ignored; then Ctrl-C could not stop an answer.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with asyncio.Runner() as runner:
         client = http_client(endpoint_of(args), _TIMEOUT_S)
         try:

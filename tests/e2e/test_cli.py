@@ -128,5 +128,5 @@ def test_ctrl_c_stops_an_answer_and_not_the_chat(url: str) -> None:
         assert process.wait(timeout=_WAIT_S) == 0
     finally:
         process.kill()
-        process.wait()
-        process.stdout.close()
+        with process:  # closes its pipes
+            pass
