@@ -9,6 +9,7 @@ from sluice.cli.bench.report import Report
 from sluice.cli.bench.show import figure_rows, latency_rows, number, warnings
 from sluice.cli.bench.svg import svg
 
+_LONG_S = 10.0  # from here on a card shows seconds
 _STYLE = """
 :root { --ink: #1c2430; --soft: #5d6a7b; --page: #f6f7f9; --card: #fff; --edge: #dfe4ea;
   --good: #1f77b4; --bad: #c8372d }
@@ -78,14 +79,11 @@ def _cards(report: Report) -> str:
         (f"{s.ok}/{s.requests}", "requests came back whole"),
         (f"{number(s.output_tokens_rate)}/s", "output tokens"),
     ]
-    if s.ttft is not None:
-        cards.append(
-            (f"{number(1000 * s.ttft.p50)} / {number(1000 * s.ttft.p99)}", "TTFT p50 / p99, ms")
-        )
-    if s.tpot is not None:
-        cards.append(
-            (f"{number(1000 * s.tpot.p50)} / {number(1000 * s.tpot.p99)}", "TPOT p50 / p99, ms")
-        )
+    for name, times in (("TTFT", s.ttft), ("TPOT", s.tpot)):
+        if times is not None:
+            unit, scale = ("s", 1.0) if times.p99 >= _LONG_S else ("ms", 1000.0)
+            value = f"{number(scale * times.p50)} / {number(scale * times.p99)}"
+            cards.append((value, f"{name} p50 / p99, {unit}"))
     if report.slo_text():
         cards.append((f"{100 * s.good_share:.1f} %", f"within {report.slo_text()}"))
     if s.acceptance is not None:
@@ -97,12 +95,12 @@ def _cards(report: Report) -> str:
 
 
 def _parts(report: Report) -> str:
-    """Where the mean TTFT went, as one bar: the server's parts, and the rest that it doesn't see."""
+    """Where the mean TTFT went, as one bar: what the pods say, and the rest."""
     s = report.summary
     known = sum(seconds for _, seconds in s.ttft_parts)
     if s.ttft is None or not 0 < known <= s.ttft.mean:
         return ""
-    parts = [*s.ttft_parts, ("router, network and client", s.ttft.mean - known)]
+    parts = [*s.ttft_parts, ("the rest", s.ttft.mean - known)]
     bar = "".join(
         f'<i class="p{index % 6}" style="width: {100 * seconds / s.ttft.mean:.2f}%"></i>'
         for index, (_, seconds) in enumerate(parts)

@@ -84,9 +84,14 @@ def test_the_servers_parts_of_ttft_make_a_bar_that_is_whole() -> None:
     widths = [float(width) for width in re.findall(r'style="width: ([\d.]+)%"', page)]
     assert widths == pytest.approx([16.67, 33.33, 50.0])
     assert "queue 100 ms" in page
-    assert "router, network and client 300 ms" in page
+    assert "the rest 300 ms" in page
     # Parts that are more than the whole are somebody's mistake: better no bar than a wrong one.
     assert "width: " not in html_report(_report(sample(0.0, 0.1, steps=1))).split("<body>")[1]
+
+
+def test_long_times_are_seconds_on_a_card() -> None:
+    page = html_report(_report(sample(0.0, 12.34), sample(0.0, 0.5)))
+    assert "<b>0.50 / 12.3</b><span>TTFT p50 / p99, s</span>" in page
 
 
 def test_points_of_the_share_charts_end_at_all_requests() -> None:
