@@ -70,6 +70,7 @@ class Pairing:
         self._decodes: dict[str, PodRecord] = {}
         self._prefills: dict[str, PodRecord] = {}
         self._cells: list[Cell] = []
+        self._open: list[Cell] = []  # those that requests may go to, breakers aside
         self._breakers: dict[Pair, Breaker] = {}
         self._last_pick: dict[Pair, int] = {}
         self._picks = itertools.count(1)
@@ -195,9 +196,9 @@ class Pairing:
         return self._lease(chosen.pair, now)
 
     def _candidates(self) -> Iterator[Candidate]:
-        for cell in self._cells:
+        for cell in self._open:
             decode, prefill = self._decode_load(cell.pair.decode), self._prefill_load(cell)
-            if not (cell.reason or decode.full or prefill.full):
+            if not (decode.full or prefill.full):
                 yield Candidate(cell.pair, decode, prefill, self._last_pick.get(cell.pair, 0))
 
     def _lease(self, pair: Pair, now: float) -> Lease:
@@ -225,7 +226,10 @@ class Pairing:
             self._loads.leave(pair)
             self._admission.left(loop.time() - now)
             watch.leave()
-            self._changed()
+            if breaker.state is BreakerState.CLOSED:  # nothing but the load has changed
+                self._admission.pump()
+            else:
+                self._changed()
 
         return Lease(pair, watch.client, prefill_done=prefill_done, verdict=verdict, closed=closed)
 
@@ -303,6 +307,7 @@ class Pairing:
                 any_prefill=self._config.any_prefill,
             )
         ]
+        self._open = [cell for cell in self._cells if not cell.reason]
         pairs = {cell.pair for cell in self._cells}
         self._breakers = {p: breaker for p, breaker in self._breakers.items() if p in pairs}
         self._last_pick = {p: pick for p, pick in self._last_pick.items() if p in pairs}

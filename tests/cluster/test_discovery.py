@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 import structlog
 
 from services.discovery.kube import KubernetesSource
 from services.discovery.registry import PodState, Registry, RegistryView, keep_watching
+from sluice.rpc.messages import DecodeStatus
 from sluice.types import Role
 from tests.cluster.apiserver import READER, STRANGER, ApiServer
 from tests.cluster.pods_api import PodsApi
+from tests.unit.router.pairing_rig import lease_of, peers, running
 
 pytestmark = [
     pytest.mark.asyncio,
@@ -167,3 +170,38 @@ async def test_without_the_role_it_says_what_is_missing_and_recovers(
         pods.grant(STRANGER, ["list", "watch"])
         await seen(registry, ("decode", "10.0.0.1:7000", PodState.READY))
         assert registry.view.problem == ""
+
+
+@pytest.mark.usefixtures("as_reader")
+async def test_no_stale_pod_is_picked_in_500_requests_under_churn(pods: PodsApi) -> None:
+    """Pods come and go at the API server; once their removal has been heard of, no request goes there."""
+    answers = defaultdict[str, DecodeStatus | Exception](lambda: peers(("10.9.0.1:7000", "agreed")))
+    pods.ready("p", "prefill", "10.9.0.1")
+    for number in range(3):
+        pods.ready(f"d{number}", "decode", f"10.0.1.{number}")
+    alive, gone, picked = set[str](), set[str](), list[str]()
+
+    def heard(view: RegistryView) -> None:
+        now = set(view.of(Role.DECODE))
+        gone.update(alive - now)
+        alive.clear()
+        alive.update(now)
+
+    async def churn() -> None:
+        for number in range(3, 30):
+            await asyncio.to_thread(pods.ready, f"d{number}", "decode", f"10.0.1.{number}")
+            await asyncio.to_thread(pods.vanish, f"d{number - 3}")
+
+    source = KubernetesSource("default", SELECTOR)
+    async with running(answers, source=source, any_prefill=False, pair_wait_s=5.0) as pairing:
+        pairing._registry.listen(heard)
+        churning = asyncio.create_task(churn())
+        while len(picked) < 500 or not churning.done():
+            async with AsyncExitStack() as leases:
+                lease = await lease_of(pairing, leases, wait_s=SOON_S)
+                assert lease.pair.decode not in gone
+                picked.append(lease.pair.decode)
+                await asyncio.sleep(0.005)
+        await churning
+    assert len(gone) > 10
+    assert len(set(picked)) > 10

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from services.discovery.file import FileSource
 from services.environment import refuse_unknown, split_address, split_addresses
 from services.router.settings import PREFIX, RouterSettings, load_settings
 from sluice.errors import ConfigError
@@ -86,3 +87,21 @@ def test_empty_files_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.api_keys_file is None
     assert settings.http_tls_cert is None
     assert settings.tls(PeerRole.ROUTER) is None
+
+
+def test_other_discoveries_need_no_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = _load(monkeypatch, MODEL_DIR="m", DISCOVERY="file", DISCOVERY_FILE="pods.yaml")
+    assert isinstance(settings.source(), FileSource)
+    assert not settings.pairing().any_prefill, "a prefill that the file doesn't name is none"
+
+
+def test_discovery_by_a_file_needs_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="discovery_file"):
+        _load(monkeypatch, MODEL_DIR="m", DISCOVERY="file").source()
+
+
+def test_static_prefills_close_the_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = _load(monkeypatch, MODEL_DIR="m", DECODES="a:1")
+    assert settings.pairing().any_prefill
+    settings = _load(monkeypatch, MODEL_DIR="m", DECODES="a:1", PREFILLS="b:1")
+    assert not settings.pairing().any_prefill
