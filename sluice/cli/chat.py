@@ -181,6 +181,8 @@ def _turn(
     except AnswerFailed as error:
         conversation.turns.pop()  # so that it can be said again
         console.print(f"\n{error.kind}: {error.message}", style="bold red", markup=False)
+        if "template" in error.message and not conversation.raw:
+            console.print("`sluice chat --raw` does without a chat template", style="dim")
     except KeyboardInterrupt:  # before the answer began
         conversation.turns.pop()
         console.print("\nstopped", style="dim")

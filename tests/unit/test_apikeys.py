@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sluice import apikeys
 from sluice.apikeys import ApiKey, ApiKeys, checked_name, digest_of, new_secret, parse_keys
@@ -54,6 +57,13 @@ def test_a_key_pasted_for_its_hash_does_not_reach_the_log() -> None:
         with pytest.raises(ConfigError) as caught:
             parse_keys(line, "f")
         assert secret not in str(caught.value)
+
+
+@given(st.text(alphabet="abz019 #=\t\n:sha256_maxoperent-é\x00", max_size=200))
+def test_any_text_is_keys_or_a_refusal(text: str) -> None:
+    with contextlib.suppress(ConfigError):
+        for key in parse_keys(text, "f"):
+            assert parse_keys(key.line(), "g") == (key,)
 
 
 def test_secrets_are_long_and_all_different() -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import pytest
 import structlog
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.types import Message
 
 from services.router.auth import Auth
@@ -180,6 +182,31 @@ async def test_a_request_that_fails_or_is_cancelled_is_counted_out(
         with pytest.raises(ending):
             await auth(scope, None, send)  # type: ignore[arg-type]
     assert sent == []
+
+
+@given(header=st.binary(max_size=80), method=st.sampled_from(["GET", "POST"]), basic=st.booleans())
+def test_no_header_opens_anything_or_breaks_anything(
+    tmp_path_factory: pytest.TempPathFactory, header: bytes, method: str, basic: bool
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("a stranger got through")
+
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    file = tmp_path_factory.getbasetemp() / "fuzzed keys"
+    file.write_text(ApiKey("alice", digest_of(_SECRET)).line())
+    value = b"Basic " + base64.b64encode(header) if basic else header
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": "/v1/models",
+        "headers": [(b"authorization", value)],
+    }
+    asyncio.run(Auth(app, keys=ApiKeys(file))(scope, None, send))  # type: ignore[arg-type]
+    assert sent[0]["status"] == 401
 
 
 @pytest.mark.asyncio
