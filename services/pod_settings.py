@@ -20,6 +20,7 @@ class PodSettings(TlsSettings):
 
     model_dir: Path
     listen: str = "127.0.0.1:0"
+    otlp_endpoint: str = ""  # http://host:port of an OpenTelemetry collector; empty = no tracing
     metrics_listen: str = ""  # host:port of GET /metrics; port 0 takes a free one, empty = off
     advertise: str = ""  # what other pods call; empty = listen. sluice preflight looks at it
     health_listen: str = ""  # a plain port for probes, health only; empty = off (docs/security.md)

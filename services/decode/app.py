@@ -16,6 +16,7 @@ from services.decode.settings import DecodeSettings
 from services.discovery.registry import Registry, keep_watching
 from services.pod import open_pod, stop_on_signals
 from services.pod_metrics import served
+from services.tracing import open_tracing
 from sluice.rpc.channel import ChannelConfig
 from sluice.rpc.server import RpcServer, ServerConfig
 from sluice.rpc.tls import PeerRole
@@ -34,7 +35,10 @@ async def serve(settings: DecodeSettings) -> None:
     stopping = asyncio.Event()
     tls = settings.tls(PeerRole.DECODE)
     source = settings.source()
-    async with open_pod(settings, Role.DECODE) as pod:
+    async with (
+        open_tracing("decode", settings.otlp_endpoint) as tracing,
+        open_pod(settings, Role.DECODE) as pod,
+    ):
         peers = Peers(
             pod.info.layout,
             pod.epoch,
@@ -73,6 +77,7 @@ async def serve(settings: DecodeSettings) -> None:
             readiness,
             canary,
             acceptance,
+            tracing,
             max_model_tokens=settings.max_model_tokens,
             capacity=settings.max_running,
         )

@@ -13,6 +13,7 @@ from services.decode.attempts import Attempts
 from services.decode.canary import Canary
 from services.decode.peers import Peers
 from services.decode.readiness import Readiness
+from services.tracing import ids_of
 from sluice.engine.facade import EngineFacade
 from sluice.errors import NotReady, SluiceError
 from sluice.layout.negotiate import Agreement
@@ -24,7 +25,9 @@ from sluice.rpc.convert_decode import (
     pod_layout_to_pb,
 )
 from sluice.rpc.convert_status import status_to_pb
-from sluice.rpc.messages import DecodeStatus, PodLayout, pool_statuses
+from sluice.rpc.messages import DecodeStatus, PodLayout, Tokens, pool_statuses
+from sluice.telemetry.catalogue import PARTS
+from sluice.telemetry.tracing import Tracing
 from sluice.v1 import decode_pb2, decode_pb2_grpc, layout_pb2, prefill_pb2
 
 _PAIR_TIMEOUT_S = 15.0
@@ -44,6 +47,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         readiness: Readiness,
         canary: Canary,
         acceptance: AcceptanceWatch,
+        tracing: Tracing,
         max_model_tokens: int = 0,
         capacity: int = 0,
     ) -> None:
@@ -54,6 +58,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         self._readiness = readiness
         self._canary = canary
         self._acceptance = acceptance
+        self._tracing = tracing
         self._max_model_tokens = max_model_tokens
         self._capacity = capacity
 
@@ -95,9 +100,13 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
     ) -> AsyncIterator[decode_pb2.GenerateResponse]:
         if self._readiness.draining:
             raise NotReady("this decode pod is shutting down", stage="generate")
-        async with aclosing(self._attempts.generate(generate_from_pb(request))) as messages:
-            async for message in messages:
-                yield event_to_pb(message)
+        call = generate_from_pb(request)
+        with self._tracing.span("decode.generate", **ids_of(call)):
+            async with aclosing(self._attempts.generate(call)) as messages:
+                async for message in messages:
+                    if isinstance(message, Tokens) and message.timings is not None:
+                        self._tracing.parts(PARTS, message.timings.parts)
+                    yield event_to_pb(message)
 
     async def GetStatus(
         self,

@@ -11,6 +11,7 @@ from services.prefill.metering import PrefillMetrics
 from services.prefill.peers import Peers
 from services.prefill.servicer import PrefillServicer
 from services.prefill.settings import PrefillSettings
+from services.tracing import open_tracing
 from sluice.rpc.server import RpcServer, ServerConfig
 from sluice.rpc.tls import PeerRole
 from sluice.telemetry.logging import get_logger
@@ -27,7 +28,10 @@ async def serve(settings: PrefillSettings) -> None:
     """Run until SIGTERM or SIGINT, then drain: attempts first, the port last (see ``decode.peers``)."""
     stopping = asyncio.Event()
     tls = settings.tls(PeerRole.PREFILL)
-    async with open_pod(settings, Role.PREFILL) as pod:
+    async with (
+        open_tracing("prefill", settings.otlp_endpoint) as tracing,
+        open_pod(settings, Role.PREFILL) as pod,
+    ):
         peers = Peers(
             pod.info.layout,
             pod.memory.regions(),
@@ -38,7 +42,7 @@ async def serve(settings: PrefillSettings) -> None:
         peers.on_refused = lambda refusal: metrics.refused(refusal.causes())
         attempts = Attempts(pod.engine, pod.memory, pod.worker, pod.epoch, pod.faults, metrics)
         servicer = PrefillServicer(
-            pod.info, peers, attempts, pod.engine, pod.worker, settings.max_running
+            pod.info, peers, attempts, pod.engine, pod.worker, tracing, settings.max_running
         )
         server = RpcServer(
             ServerConfig(settings.listen, tls=tls, health_listen=settings.health_listen),

@@ -10,6 +10,7 @@ from grpc import aio
 
 from services.prefill.attempts import Attempts
 from services.prefill.peers import DecodePeer, Peers
+from services.tracing import ids_of
 from sluice.engine.facade import EngineFacade
 from sluice.errors import Aborted, BadRequest, DeadlineExceeded, NotReady, SluiceError, StaleEpoch
 from sluice.layout.layout import Layout
@@ -25,12 +26,15 @@ from sluice.rpc.convert_attempt import complete_to_pb, start_from_pb
 from sluice.rpc.convert_decode import pod_layout_to_pb
 from sluice.rpc.convert_status import prefill_status_to_pb
 from sluice.rpc.messages import PodLayout, PrefillStatus, pool_statuses
+from sluice.telemetry.tracing import Tracing
 from sluice.transfer.messages import AttemptStart
 from sluice.transfer.worker import TransferWorker
 from sluice.types import AttemptId, Epoch
 from sluice.v1 import layout_pb2, prefill_pb2, prefill_pb2_grpc
 
 _START_TIMEOUT_S = 5.0  # between opening Run and saying Start
+
+_PARTS = ("queue", "prefill", "transfer")  # of a Complete's timings
 
 RunStream = AsyncIterator[prefill_pb2.RunRequest]
 
@@ -47,6 +51,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         attempts: Attempts,
         engine: EngineFacade,
         worker: TransferWorker,
+        tracing: Tracing,
         capacity: int = 0,
     ) -> None:
         self._pod = pod
@@ -54,6 +59,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         self._attempts = attempts
         self._engine = engine
         self._worker = worker
+        self._tracing = tracing
         self._capacity = capacity
         self.draining = False
 
@@ -141,7 +147,13 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             return
         try:
             yield prefill_pb2.RunResponse(accepted=prefill_pb2.Accepted())
-            yield await self._serve(start.attempt_id, request_iterator)
+            with self._tracing.span("prefill.run", **ids_of(start)):
+                answer = await self._serve(start.attempt_id, request_iterator)
+                if answer.HasField("complete"):
+                    timings = answer.complete.timings
+                    seconds = (timings.queue_s, timings.prefill_s, timings.transfer_s)
+                    self._tracing.parts(_PARTS, seconds)
+            yield answer
         finally:  # a stream that broke leaves no attempt behind
             self._attempts.revoke_soon(start.attempt_id)
 

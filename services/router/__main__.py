@@ -17,8 +17,10 @@ from services.router.app import create_app
 from services.router.https import https_context
 from services.router.lease import PairSource
 from services.router.settings import RouterSettings, load_settings, make_pairing
+from services.tracing import open_tracing
 from sluice.errors import ConfigError, SluiceError
 from sluice.telemetry.logging import configure, get_logger
+from sluice.telemetry.tracing import Tracing
 from sluice.text.chat import ChatTemplate
 from sluice.text.tokenizer import ModelTokenizer
 
@@ -41,10 +43,15 @@ async def serve(settings: RouterSettings) -> None:
     """Run until SIGTERM or SIGINT, then drain: /ready says no, after ``drain_notice_s`` nothing new is
     taken, and open requests get ``drain_s``.
     """
+    async with open_tracing("router", settings.otlp_endpoint) as tracing:
+        await _serve(settings, tracing)
+
+
+async def _serve(settings: RouterSettings, tracing: Tracing) -> None:
     tokenizer = ModelTokenizer.load(settings.model_dir)
     pairing = make_pairing(settings)
     config = uvicorn.Config(
-        create_app(settings, tokenizer, pairing, ChatTemplate.load(settings.model_dir)),
+        create_app(settings, tokenizer, pairing, ChatTemplate.load(settings.model_dir), tracing),
         log_config=None,
         access_log=False,
         timeout_keep_alive=_KEEP_ALIVE_S,

@@ -37,6 +37,7 @@ from services.router.recorder import Recorder
 from services.router.settings import RouterSettings
 from sluice.apikeys import ApiKeys
 from sluice.errors import SluiceError
+from sluice.telemetry.tracing import Tracing
 from sluice.text.chat import ChatTemplate
 from sluice.text.reply.formats import choose_format
 from sluice.text.tokenizer import ModelTokenizer
@@ -64,6 +65,7 @@ def create_app(
     tokenizer: ModelTokenizer,
     pairing: PairSource,
     template: ChatTemplate | None = None,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """The application; ``pairing`` is started and stopped with it. No ``template``, no chat."""
 
@@ -96,7 +98,7 @@ def create_app(
         pairing.max_model_tokens,
         Limits(settings.timeout_s, settings.max_timeout_s, settings.max_prompts),
     )
-    generator = TextGenerator(pairing, tokenizer, settings.retries, recorder)
+    generator = TextGenerator(pairing, tokenizer, settings.retries, recorder, tracing or Tracing())
     keyed = [] if settings.api_keys_file is None else [BEARER]
     for routes in (
         completions_routes(intake, generator),

@@ -6,10 +6,11 @@ import uuid
 from collections.abc import Callable
 
 from fastapi import Request
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sluice.telemetry.logging import bind
+from sluice.telemetry.traceparent import KEY, set_current
 from sluice.types import RequestId
 
 _HEADER = "x-request-id"
@@ -30,6 +31,7 @@ class Edge:
             await self._app(scope, receive, send)
             return
         _set_id(scope, RequestId(uuid.uuid4().hex))
+        set_current(Headers(scope=scope).get(KEY, ""))  # a trace that the client began goes on
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -14,6 +14,7 @@ from services.router.recorder import Recorder, Watched
 from sluice.errors import DeadlineExceeded, NotReady, Overloaded, SluiceError, StaleEpoch
 from sluice.rpc.messages import Finished, GenerateCall, PromptScored, Tokens, Usage
 from sluice.telemetry.logging import get_logger
+from sluice.telemetry.tracing import Tracing
 from sluice.text.detokenize import Detokenizer
 from sluice.text.stop import StopMatcher
 from sluice.text.tokenizer import ModelTokenizer
@@ -68,17 +69,26 @@ class TextGenerator:
     """Runs jobs on pairs. Retries only while nothing has been handed out."""
 
     def __init__(
-        self, pairing: PairSource, tokenizer: ModelTokenizer, retries: int, recorder: Recorder
+        self,
+        pairing: PairSource,
+        tokenizer: ModelTokenizer,
+        retries: int,
+        recorder: Recorder,
+        tracing: Tracing,
     ) -> None:
         self._pairing = pairing
         self._tokenizer = tokenizer
         self._retries = retries
         self._recorder = recorder
+        self._tracing = tracing
 
     async def run(self, job: Job, *, hold: bool) -> AsyncGenerator[Piece]:
         """Pieces of the answer. ``hold`` hands all of them out at the end, so that a failure at any
         point can be tried again. Raises what the last attempt raised; closing cancels it at once."""
-        with self._recorder.answer(job.request_id, len(job.prompt)) as watched:
+        with (
+            self._recorder.answer(job.request_id, len(job.prompt)) as watched,
+            self._tracing.span("router.answer", **{"sluice.request_id": job.request_id}),
+        ):
             async with aclosing(self._run(job, watched, hold=hold)) as pieces:
                 async for piece in pieces:
                     yield piece
@@ -92,13 +102,14 @@ class TextGenerator:
             async with self._pairing.lease(job.prompt, job.deadline, avoid=tried) as lease:
                 repeated = lease.pair in tried
                 try:
-                    async with aclosing(self._attempt(job, lease, watched)) as pieces:
-                        async for piece in pieces:
-                            if hold:
-                                held.append(piece)
-                                continue
-                            handed_out = True
-                            yield piece
+                    with self._tracing.span("router.attempt", **_where(lease.pair)):
+                        async with aclosing(self._attempt(job, lease, watched)) as pieces:
+                            async for piece in pieces:
+                                if hold:
+                                    held.append(piece)
+                                    continue
+                                handed_out = True
+                                yield piece
                 except SluiceError as error:
                     lease.failed(error)
                     tried.append(lease.pair)
@@ -168,6 +179,10 @@ class TextGenerator:
             prefill_epoch=pair.prefill_epoch,
             agreement_digest=pair.digest,
         )
+
+
+def _where(pair: Pair) -> dict[str, str]:
+    return {"sluice.decode": pair.decode, "sluice.prefill": pair.prefill}
 
 
 def _refused(error: SluiceError) -> bool:

@@ -57,6 +57,7 @@ class RouterSettings(TlsSettings, DiscoverySettings):
     drain_notice_s: float = Field(default=0.0, ge=0)  # /ready says no, and requests are still taken
     drain_s: float = Field(default=5.0, ge=0)  # then, for open requests to end
     log_level: str = "info"
+    otlp_endpoint: str = ""  # http://host:port of an OpenTelemetry collector; empty = no tracing
 
     api_keys_file: Path | None = None  # None: whoever reaches the port may ask (docs/security.md)
     http_tls_cert: Path | None = None  # HTTPS: a certificate with its chain, and its key

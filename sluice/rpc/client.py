@@ -31,6 +31,7 @@ from sluice.rpc.messages import (
 )
 from sluice.rpc.status import error_of
 from sluice.rpc.tls import PeerRole
+from sluice.telemetry.traceparent import outgoing
 from sluice.v1 import decode_pb2, decode_pb2_grpc, layout_pb2, prefill_pb2, prefill_pb2_grpc
 
 # The pod answers a passed deadline itself, typed; the transport's own deadline is the safety net.
@@ -121,7 +122,7 @@ class PrefillClient(PodClient):
 
     def run(self, timeout_s: float) -> RunCall:
         """Open the stream of one attempt; use it as a context manager."""
-        stream = self._stub.Run(timeout=timeout_s + _DEADLINE_GRACE_S)
+        stream = self._stub.Run(timeout=timeout_s + _DEADLINE_GRACE_S, metadata=outgoing())
         self._channel.keep(stream)
         return RunCall(stream, self.address, self._tls)
 
@@ -201,7 +202,7 @@ class DecodeClient(PodClient):
         Raises what the pod raised; `PeerLost` when the stream breaks or ends early.
         """
         timeout_s = call.timeout_s + _DEADLINE_GRACE_S
-        stream = self._stub.Generate(generate_to_pb(call), timeout=timeout_s)
+        stream = self._stub.Generate(generate_to_pb(call), timeout=timeout_s, metadata=outgoing())
         self._channel.keep(stream)
         try:
             async for response in stream:

@@ -18,6 +18,7 @@ from sluice.rpc.callers import caller_of, check_caller
 from sluice.rpc.status import abort
 from sluice.rpc.tls import Tls, TlsMaterial
 from sluice.telemetry.logging import bind, get_logger
+from sluice.telemetry.traceparent import incoming
 
 _BOUND_FIELDS = ("request_id", "attempt_id")
 _log = get_logger(__name__)
@@ -212,6 +213,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
 def _unary(behaviour: Behaviour, method: str | None) -> Behaviour:
     async def call(request: Any, context: Any) -> Any:
         _bind_ids(request)
+        incoming(context.invocation_metadata() or ())
         try:
             _check(method, context)
             return await behaviour(request, context)
@@ -227,6 +229,7 @@ def _unary(behaviour: Behaviour, method: str | None) -> Behaviour:
 def _stream(behaviour: Behaviour, method: str | None) -> Behaviour:
     async def call(request: Any, context: Any) -> None:
         _bind_ids(request)
+        incoming(context.invocation_metadata() or ())
         try:
             _check(method, context)
             if not inspect.isasyncgenfunction(behaviour):
