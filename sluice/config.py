@@ -50,6 +50,7 @@ class EngineConfig:
     # Share of a request's max_tokens that admission promises memory for. Below 1 more requests run at
     # once, and under pressure the youngest are taken off, backed up on the host, and brought back.
     promised_output: float = 1.0
+    backup_bytes: int = 8 << 30  # of host memory that backups take, all together
     # Reuse of prompts' beginnings: pages of history stay where they are, all else is copied to the host
     # at every so many tokens (a multiple of the page), together up to so many bytes. 0 bytes = off.
     # Decode pods have no use for it.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
@@ -10,6 +12,7 @@ from services.discovery.settings import Discovery, DiscoverySettings
 from services.discovery.static import StaticSource
 from services.environment import split_addresses
 from services.pod_settings import PodSettings
+from sluice.config import EngineConfig
 
 
 class DecodeSettings(PodSettings, DiscoverySettings):
@@ -19,6 +22,7 @@ class DecodeSettings(PodSettings, DiscoverySettings):
     allow_missing_draft: bool = (
         False  # agree with a pod without a draft; the draft window is then invalid
     )
+    backup_bytes: int = Field(default=8 << 30, ge=0)  # host memory for requests taken off
     verify_digests: bool = True  # compare a digest of every component before a request is adopted
     max_quarantined_share: float = 0.5  # of any pool; past it the pod says not ready
     canary_every_s: float = Field(default=60.0, gt=0)  # each moves one short prompt's state
@@ -27,6 +31,9 @@ class DecodeSettings(PodSettings, DiscoverySettings):
     acceptance_alarm_tokens: float = (
         1.1  # mean tokens a verify step below which a draft is of no use; 0 = no alarm
     )
+
+    def engine(self) -> EngineConfig:
+        return replace(super().engine(), backup_bytes=self.backup_bytes)
 
     def source(self) -> Source:
         """Where this pod learns of its prefill peers. Raises `ConfigError`."""

@@ -100,8 +100,7 @@ class EngineCore:
         prefixes = PrefixStore.of(role, memory, config, spec.verify_tokens)
         committed = CommittedTarget(target, memory, prefixes.grid if prefixes else None)
         self._runner = Runner(committed, target.logits, drafter, memory, window_tokens, parallel)
-        draft_steps = spec.steps if self._drafts else 0
-        self._scheduler = Scheduler(role, memory, config, draft_steps, prefixes)
+        self._scheduler = Scheduler(role, memory, config, spec.steps if drafter else 0, prefixes)
         self._limits = RequestLimits.of(target.info, config)
         self._eos_ids = frozenset(target.info.eos_token_ids)
         self._requests: dict[RequestId, ActiveRequest] = {}
@@ -236,11 +235,14 @@ class EngineCore:
             if request.status is Status.RESERVED:
                 reservation = Reservation(request.request, request.held_tables)
                 self._outputs.append(Reserved(request.request_id, reservation))
+        given_up = self._scheduler.take_given_up()
+        for request, error in given_up:
+            self._fail(request, error)
         plan = self._scheduler.schedule()
         if not plan:
             if self._pool.fill is not None:  # debug: recount the pools whenever there is time
                 self._memory.check()
-            return False
+            return bool(given_up)
         self._steps += 1
         try:
             result = self._runner.execute(plan)
@@ -357,14 +359,12 @@ class EngineCore:
         request.announced_tokens = chunk.stop
         if first_token is not None:
             _, reason = request.append((first_token,))
-            queue_s = request.admitted_s - request.arrived_s
-            cached = request.cached_tokens
             outcome = PrefillOutcome(
                 first_token,
                 reason,
-                queue_s,
+                request.admitted_s - request.arrived_s,
                 prefill_s,
-                cached,
+                request.cached_tokens,
                 prefilled.first_logprobs,
                 request.prompt_logprobs,
             )

@@ -23,8 +23,9 @@ from sluice.engine.batch import DecodeWork, PrefillWork, StepPlan
 from sluice.engine.prefix import MISS, PrefixHit, PrefixStore
 from sluice.engine.request import ActiveRequest, Status
 from sluice.engine.window import draft_window_tokens, window_floor
-from sluice.errors import BadRequest, ConfigError, Overloaded
-from sluice.pools.backup import EarlierState, back_up, restore
+from sluice.errors import BadRequest, ConfigError, InternalError, Overloaded, SluiceError
+from sluice.pools.backup import EarlierState, back_up, backup_bytes, check_settled, restore
+from sluice.pools.base import RequestTables
 from sluice.pools.memory import Memory
 from sluice.types import Role
 
@@ -59,6 +60,7 @@ class Scheduler:
         self._running: deque[ActiveRequest] = deque()
         self._retracted: list[ActiveRequest] = []  # oldest first
         self._arrivals = 0
+        self._given_up: list[tuple[ActiveRequest, SluiceError]] = []
         self.num_retractions = 0
         if not 0 <= config.promised_output <= 1:
             raise ConfigError(f"promised_output is {config.promised_output}, must be in [0, 1]")
@@ -153,7 +155,13 @@ class Scheduler:
         self._running.append(request)
 
     def retract(self, request: ActiveRequest) -> None:
-        """Take a running request off: its state goes to the host, its items to everybody."""
+        """Take a running request off: its state goes to the host, its items to everybody.
+
+        Raises ``IllegalTransition`` unless it runs, ``Overloaded`` when the host has no room for its
+        state, ``InternalError`` when that is damaged; then it stays as it is.
+        """
+        if request.status is Status.RUNNING:
+            self._check_backup(request.held_tables)
         request.move(Status.RETRACTED)
         tables = request.held_tables
         request.backup = back_up(self._memory, tables)
@@ -162,6 +170,11 @@ class Scheduler:
         request.tables = None
         insort(self._retracted, request, key=_age)
         self.num_retractions += 1
+
+    def take_given_up(self) -> list[tuple[ActiveRequest, SluiceError]]:
+        """Requests that can neither go on nor be taken off, and why, since the last call."""
+        given_up, self._given_up = self._given_up, []
+        return given_up
 
     def hold(self, request: ActiveRequest) -> None:
         """Prefill role: compute no more, keep the items until they are released."""
@@ -208,10 +221,44 @@ class Scheduler:
         """
         for request in sorted(self._running, key=_age):
             while request.status is Status.RUNNING and not self._has_room(request):
-                if len(self._running) == 1:
+                if not self._retract_youngest():
                     return False
-                self.retract(max(self._running, key=_age))
         return True
+
+    def _retract_youngest(self) -> bool:
+        """Take off the youngest but the oldest, or of those whose state the host can hold; whether there
+        was one.
+
+        Where there is none, somebody who still has room will end and give some back. Where nobody
+        has, the youngest is given up: else all would wait for ever.
+        """
+        refused: list[tuple[ActiveRequest, SluiceError]] = []
+        for request in sorted(self._running, key=_age, reverse=True)[:-1]:
+            try:
+                self.retract(request)
+            except Overloaded as error:
+                refused.append((request, error))
+            except InternalError as error:
+                self._given_up.append((request, error))
+                return False
+            else:
+                return True
+        others_end = self._reserved or self._prefilling or any(map(self._has_room, self._running))
+        if refused and not others_end:
+            self._given_up.append(refused[0])
+        return False
+
+    def _check_backup(self, tables: RequestTables) -> None:
+        check_settled(self._memory, tables)
+        held = sum(one.backup.num_bytes for one in self._retracted if one.backup is not None)
+        size, limit = backup_bytes(self._memory, tables), self._config.backup_bytes
+        if held + size > limit:
+            raise Overloaded(
+                f"request {tables.request_id} needs memory, and {size} bytes of state to back up don't "
+                f"fit beside {held} on the host, the limit is {limit}",
+                stage="retract",
+                remedy="raise backup_bytes or promised_output, or give the pod more pages",
+            )
 
     def _has_room(self, request: ActiveRequest) -> bool:
         """Whether the next step is within the promise, after raising it if it can be."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sluice.errors import ConfigError, PoolError
-from sluice.layout.component import Component, Coverage, Owner
-from sluice.layout.span import Run, span
+from sluice.errors import ConfigError, InternalError, PoolError
+from sluice.layout.component import Component, Coverage, Kind, Owner
+from sluice.layout.span import Run, count_rows, span
 from sluice.pools.base import RequestTables
 from sluice.pools.memory import Memory
 
@@ -64,6 +64,30 @@ def check_backup(memory: Memory) -> None:
             stage="start",
             remedy="keep the state in rows (whole_in_rows), or run the model where nothing decodes",
         )
+
+
+def backup_bytes(memory: Memory, tables: RequestTables) -> int:
+    """What ``back_up`` would copy. Raises ``SpanMismatch`` for a live row that isn't mapped."""
+    return sum(
+        count_rows(span(component, tables, tables.kv_len)) * component.bytes_per_row
+        for component in memory.components()
+    )
+
+
+def check_settled(memory: Memory, tables: RequestTables) -> None:
+    """Raises ``InternalError`` for recurrent state that has not taken in exactly the committed tokens:
+    a copy of it would bring the damage back.
+    """
+    for component in memory.components():
+        if component.kind is Kind.STATE_LENGTH:
+            buffer = memory.buffer(component.name, component.entries[0].layer_id)
+            length = int(buffer[tables.slot, 0])
+            if length != tables.kv_len:
+                raise InternalError(
+                    f"request {tables.request_id} (slot {tables.slot}) has {tables.kv_len} committed "
+                    f"tokens, but its recurrent state has taken in {length} ({component.name})",
+                    stage="retract",
+                )
 
 
 def back_up(
