@@ -43,7 +43,7 @@ FEATURES: tuple[dict[str, object], ...] = (
     {"grammar": WORDS, "frequency_penalty": 0.8, "ignore_eos": True},
     {"grammar": Grammar(GrammarKind.LARK, 'start: "a" start "b" | "c"'), "min_tokens": 3},
 )
-LENGTHS = (20, 40, 1, 2, 3)
+LENGTHS = (30, 1, 2, 3)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from llguidance import LLMatcher, LLParserLimits
 
 from sluice.config import EngineConfig
 from sluice.engine import request as request_module
@@ -15,7 +16,7 @@ from sluice.engine.core import EngineCore
 from sluice.engine.outputs import Failed
 from sluice.engine.sampler import StepSampler
 from sluice.errors import BadRequest, InternalError
-from sluice.grammar.matcher import GrammarMatcher
+from sluice.grammar.matcher import GrammarMatcher, Matcher
 from sluice.spec.logprobs import score
 from sluice.spec.steering import Steering, TokenCounts
 from sluice.types import (
@@ -30,8 +31,16 @@ from sluice.types import (
     Sampling,
 )
 from tests.unit.engine.driving import Story, hand_over, run_all, run_until_idle
-from tests.unit.engine.toy_model import EOS, pool_config, prompt_of, request, toy_core
-from tests.unit.grammar.letters import letters, text_of
+from tests.unit.engine.toy_model import (
+    EOS,
+    VOCAB,
+    OracleDraft,
+    pool_config,
+    prompt_of,
+    request,
+    toy_core,
+)
+from tests.unit.grammar.letters import letters, load_letters, text_of
 
 GRAMMARS = letters()
 LIST = Grammar(GrammarKind.REGEX, r"\[((ab|bc)(,|0))*1\]")
@@ -172,6 +181,19 @@ def test_logprobs_are_of_the_models_own_distribution_at_every_token() -> None:
             assert values.tolist() == sorted(values.tolist(), reverse=True)
 
 
+def test_logprobs_end_where_a_stop_token_cuts_a_step() -> None:
+    """With a draft that is always right, the stop token is accepted with others behind it."""
+    one = request("r", prompt_of(5), max_tokens=30, logprobs=1)
+    truth = run_all(_core(steps=0), [one])[one.request_id].tokens
+    stop = next(t for t in truth if truth.index(t) > 3 and (truth.index(t) - 1) % 4 < 2)
+    draft = OracleDraft({one.request_id: [*one.prompt, *truth]}, lambda position: True)
+    stopped = replace(one, sampling=replace(one.sampling, stop_token_ids=(stop,)))
+    story = run_all(toy_core(draft=draft), [stopped])[one.request_id]
+    assert story.tokens == truth[: truth.index(stop) + 1]
+    assert len(story.tokens) < sum((count or 0) + 1 for count in story.accepted)
+    assert len(story.logprobs) == len(story.tokens)
+
+
 @pytest.mark.parametrize("budget", [1, 3, 4, 512])
 def test_prompt_logprobs_do_not_depend_on_where_chunks_end(budget: int) -> None:
     requests = _requests(prompt_logprobs=4, max_tokens=2)
@@ -243,6 +265,27 @@ def test_a_grammar_that_fails_under_way_takes_nobody_along(role: Role) -> None:
     for one in (stuck, fine):
         core.release(one.request_id)
     assert core.memory.at_baseline()
+
+
+class _Frail:
+    """Real matchers that may work so little a step that longer answers grow too complex for them."""
+
+    def matcher(self, grammar: Grammar) -> Matcher:
+        limits = LLParserLimits(step_lexer_fuel=80, verbose_errors=False)
+        text = LLMatcher.grammar_from_regex(grammar.text)
+        inner = LLMatcher(load_letters(), text, log_level=0, limits=limits)
+        return GrammarMatcher(inner, VOCAB, (EOS,))
+
+
+def test_a_grammar_that_fails_while_decoding_ends_its_own_answer_only() -> None:
+    complex_one = Grammar(GrammarKind.REGEX, "((a|b)*a(a|b){12})*c")
+    frail = request("frail", prompt_of(4), grammar=complex_one, max_tokens=60)
+    fine = request("fine", prompt_of(4), max_tokens=60)
+    core = toy_core(grammars=_Frail())
+    stories = run_all(core, [frail, fine])
+    assert isinstance(stories[frail.request_id].error, BadRequest)
+    assert 0 < len(stories[frail.request_id].tokens) < 60
+    assert stories[fine.request_id] == run_all(toy_core(), [fine])[fine.request_id]
 
 
 # ---- the same tests notice the usual mistakes
