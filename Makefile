@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/sluice/v1/*.proto)
 MAX_LINES := 400
 
-.PHONY: setup tools chart-golden chart-settings up test test-cluster lint format proto bench bench-transfer bench-acceptance bench-acceptance-dspark bench-prefix bench-load bench-router model-smollm2 clean
+.PHONY: setup tools chart-golden chart-settings up test test-cluster test-clients lint format proto bench bench-transfer bench-acceptance bench-acceptance-dspark bench-prefix bench-load bench-router model-smollm2 clean
 
 setup: $(VENV)/.installed $(VENV)/.stubs
 
@@ -44,7 +44,7 @@ chart-settings: setup
 up: setup
 	$(BIN)/sluice up
 
-test bench bench-transfer bench-acceptance bench-acceptance-dspark bench-prefix bench-load bench-router: export OMP_NUM_THREADS := 1
+test test-clients bench bench-transfer bench-acceptance bench-acceptance-dspark bench-prefix bench-load bench-router: export OMP_NUM_THREADS := 1
 
 test: setup tools
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -52,6 +52,10 @@ test: setup tools
 # The chart on a real Kubernetes node of its own; root, minutes. See tests/cluster/__main__.py.
 test-cluster: tools
 	$(BIN)/python -m tests.cluster
+
+# Other people's clients against a running stack: each is installed into build/clients, 3 GB in all.
+test-clients: setup
+	$(BIN)/python -m tests.clients $(CLIENTS)
 
 lint: setup
 	$(BIN)/ruff check .
