@@ -27,7 +27,7 @@ from sluice.spec.build import own_steps
 from sluice.types import Request, RequestId, Role, Sampling
 
 RESULTS = Path(__file__).parent / "results" / "prefix.md"
-INTERVAL, TAIL, ROUNDS = 128, 64, 5
+INTERVAL, TAIL, ROUNDS = 128, 64, 3
 
 
 @dataclass(frozen=True)
