@@ -33,7 +33,10 @@ class PodRecord:
 
 @dataclass(frozen=True)
 class RegistryView:
-    """``version`` grows with every change of ``pods``. ``problem``: why the view may be old, or empty."""
+    """``version`` grows with every change of ``pods``, 0 = nobody has looked yet.
+
+    ``problem``: why the view may be old, or empty.
+    """
 
     version: int = 0
     pods: tuple[PodRecord, ...] = ()
@@ -70,7 +73,7 @@ class Registry:
         """A source knows all pods again. Of several records of one address and role the last counts."""
         unique = {(pod.role, pod.address): pod for pod in pods}
         found = tuple(sorted(unique.values(), key=lambda pod: (pod.role.value, pod.address)))
-        if found != self._view.pods:
+        if found != self._view.pods or not self._view.version:
             self._log(found)
             self._set(RegistryView(self._view.version + 1, found))
         elif self._view.problem:

@@ -41,6 +41,7 @@ class Fleet:
     router: Pod
     file: Path
     listed: dict[str, tuple[str, str]] = field(default_factory=dict)  # address: role, state
+    answers: dict[str, str] = field(default_factory=dict)  # by prompt, for tests to compare with
 
     @classmethod
     def create(cls, folder: Path, model_dir: Path, **router: str) -> Fleet:

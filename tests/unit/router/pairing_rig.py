@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
-from services.discovery.registry import Source
+from services.discovery.registry import PodRecord, Registry, Source
 from services.discovery.static import StaticSource
 from services.router.fleet import Pair
 from services.router.lease import Lease
 from services.router.pairing import Pairing, PairingConfig
-from services.router.policy import LeastLoad
+from services.router.policy import LeastLoad, Policy
 from sluice.rpc.messages import DecodeStatus, PeerStatus
 from sluice.types import Epoch
 from tests.integration.router_harness import READY
@@ -40,6 +40,23 @@ class Client:
         self.closed = True
 
 
+class SteeredFleet:
+    """A source that a test steers."""
+
+    def __init__(self, *pods: PodRecord) -> None:
+        self.pods = pods
+        self.registry: Registry | None = None
+
+    async def watch(self, registry: Registry) -> None:
+        self.registry = registry
+        registry.replace(self.pods)
+        await asyncio.Event().wait()
+
+    def set(self, *pods: PodRecord) -> None:
+        assert self.registry is not None
+        self.registry.replace(pods)
+
+
 def peers(*states: tuple[str, str]) -> DecodeStatus:
     return replace(READY, peers=tuple(PeerStatus(a, "e", state) for a, state in states))
 
@@ -55,12 +72,13 @@ async def running(
     *decodes: str,
     prefills: tuple[str, ...] = (),
     source: Source | None = None,
+    policy: Policy | None = None,
     **config: object,
 ) -> AsyncIterator[Pairing]:
     defaults = {"refresh_s": 0.02, "pair_wait_s": 0.05, "any_prefill": not prefills}
     pairing = Pairing(
         source or StaticSource(prefills=prefills, decodes=decodes),
-        LeastLoad(),
+        policy or LeastLoad(),
         PairingConfig(**(defaults | config)),  # type: ignore[arg-type]
         lambda address: Client(address, answers),  # type: ignore[arg-type, return-value]
     )

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.discovery.registry import PodRecord, PodState, Registry
+from services.discovery.registry import PodRecord, PodState
 from services.router.breaker import BreakerTimes
 from sluice.errors import DeadlineExceeded, NotReady, Overloaded, PeerLost
 from sluice.rpc.messages import PeerStatus, PrefillStatus
@@ -18,6 +18,7 @@ from tests.integration.router_harness import READY
 from tests.unit.router.pairing_rig import (
     Answers,
     Client,
+    SteeredFleet,
     asked_again,
     lease_of,
     pair_of,
@@ -29,23 +30,6 @@ from tests.unit.router.pairing_rig import (
 @pytest.fixture
 def answers() -> Answers:
     return {}
-
-
-class _Fleet:
-    """A source that a test steers."""
-
-    def __init__(self, *pods: PodRecord) -> None:
-        self.pods = pods
-        self.registry: Registry | None = None
-
-    async def watch(self, registry: Registry) -> None:
-        self.registry = registry
-        registry.replace(self.pods)
-        await asyncio.Event().wait()
-
-    def set(self, *pods: PodRecord) -> None:
-        assert self.registry is not None
-        self.registry.replace(pods)
 
 
 def _pod(role: Role, address: str, state: PodState = PodState.READY) -> PodRecord:
@@ -65,7 +49,7 @@ async def test_a_pod_that_discovery_takes_out_is_not_picked_once_more(
 ) -> None:
     agreed = peers(("p:1", "agreed"), ("p:2", "agreed"))
     answers |= {"d:1": agreed, "d:2": agreed}
-    fleet = _Fleet(D1, D2, P1, P2)
+    fleet = SteeredFleet(D1, D2, P1, P2)
     victim = D1 if role is Role.DECODE else P1
     async with running(answers, source=fleet, **NEVER) as pairing, AsyncExitStack() as leases:
         rest = [pod for pod in (D1, D2, P1, P2) if pod is not victim]
@@ -79,7 +63,7 @@ async def test_a_pod_that_discovery_takes_out_is_not_picked_once_more(
 async def test_no_stale_pick_in_500_requests_under_churn(answers: Answers) -> None:
     addresses = [f"d:{n}" for n in range(6)]
     answers |= {address: peers(("p:1", "agreed")) for address in addresses}
-    fleet = _Fleet(P1, *(_pod(Role.DECODE, address) for address in addresses))
+    fleet = SteeredFleet(P1, *(_pod(Role.DECODE, address) for address in addresses))
     draw, picked = random.Random(1), set[str]()
     async with running(answers, source=fleet, any_prefill=False) as pairing:
         for _ in range(500):
@@ -95,7 +79,7 @@ async def test_no_stale_pick_in_500_requests_under_churn(answers: Answers) -> No
 @pytest.mark.asyncio
 async def test_a_stream_outlives_its_pods_removal_from_discovery(answers: Answers) -> None:
     answers["d:1"] = peers(("p:1", "agreed"))
-    fleet = _Fleet(D1, P1)
+    fleet = SteeredFleet(D1, P1)
     async with running(answers, source=fleet, **NEVER) as pairing:
         async with AsyncExitStack() as leases:
             client = (await lease_of(pairing, leases)).client
