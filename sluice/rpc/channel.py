@@ -19,6 +19,7 @@ class ChannelConfig:
 
     keepalive_s: float = 1.0
     keepalive_timeout_s: float = 1.0
+    connect_timeout_s: float = 2.0
     max_reconnect_s: float = 1.0
     max_message_bytes: int = 64 << 20
     tls: Tls | None = None
@@ -35,7 +36,8 @@ def channel_options(config: ChannelConfig) -> list[tuple[str, int | str]]:
         ("grpc.keepalive_permit_without_calls", 0),  # idle pods stay idle
         ("grpc.http2.max_pings_without_data", 0),  # a long prefill sends nothing for a while
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # Not a back-off: how long one attempt to connect may take, TLS and all.
+        ("grpc.min_reconnect_backoff_ms", int(config.connect_timeout_s * 1000)),
         ("grpc.max_reconnect_backoff_ms", int(config.max_reconnect_s * 1000)),
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
@@ -75,11 +77,11 @@ class PodChannel:
 
     async def close(self) -> None:
         """Cancels what is open."""
-        for task in self._closing:
-            task.cancel()
-        await asyncio.gather(*self._closing, return_exceptions=True)
-        for channel in {self._channel, *self._calls}:
+        channels = {self._channel, *self._calls}
+        self._calls.clear()  # a call that ends from now on retires nothing
+        for channel in channels:
             await channel.close()
+        await asyncio.gather(*self._closing)
 
     def _replace(self, material: TlsMaterial) -> None:
         old = self._channel

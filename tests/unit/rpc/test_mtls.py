@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -181,11 +182,11 @@ async def test_health_needs_a_certificate_but_no_role_and_probes_have_a_plain_po
         operator = _as(tmp_path, ca, PeerRole.OPERATOR)
         async with PrefillClient(server.address, operator) as client, PodClient(plain) as probe:
             for asker in (client, probe):
-                assert await asker.healthy("")
-                assert not await asker.healthy("sluice.v1.Prefill")
+                assert await asker.healthy("", _TIMEOUT_S)
+                assert not await asker.healthy("sluice.v1.Prefill", _TIMEOUT_S)
             await server.set_serving("sluice.v1.Prefill", True)
             for asker in (client, probe):
-                assert await asker.healthy("sluice.v1.Prefill")
+                assert await asker.healthy("sluice.v1.Prefill", _TIMEOUT_S)
         async with PrefillClient(plain) as client:
             with pytest.raises(SluiceError, match="UNIMPLEMENTED"):
                 await client.ping(prefill_pb2.PingRequest(), _TIMEOUT_S)
@@ -222,10 +223,10 @@ async def test_certificates_and_ca_rotate_without_a_restart_and_without_ending_a
                     (client_files, "router.sluice"),
                 ):
                     write_files(files.cert.parent, issuer, name, trust=trusted)
-                assert await client.healthy("")
+                assert await client.healthy("", _TIMEOUT_S)
             async with DecodeClient(server.address, old_client) as late:
                 with pytest.raises(Untrusted):
-                    await late.healthy("")
+                    await late.healthy("", _TIMEOUT_S)
             servicer.go_on.set()
             assert [event async for event in stream] == [_END]
     finally:
@@ -265,3 +266,38 @@ async def test_channels_of_old_certificates_are_closed_when_their_calls_end(
                 while len(closed) < 2:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
     assert len(set(closed)) == 3
+
+
+@pytest.mark.asyncio
+async def test_a_handshake_that_takes_a_few_hundred_milliseconds_connects(
+    tmp_path: Path, ca: trustme.CA
+) -> None:
+    """A far or busy peer: an attempt to connect was given up after 100 ms, and never succeeded."""
+
+    async with _prefill(tmp_path, ca) as (address, servicer), _slow_road(address) as far:
+        await _shake(far, _as(tmp_path, ca, PeerRole.DECODE))
+    assert servicer.endpoints == ["evil"]
+
+
+@asynccontextmanager
+async def _slow_road(address: str) -> AsyncIterator[str]:
+    """The same server, each first word of whose connections takes 0.3 s longer."""
+    host, port = address.split(":")
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.3)
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(carry(reader, back), carry(there, writer))
+
+    road = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{road.sockets[0].getsockname()[1]}"
+    finally:
+        road.close()
