@@ -12,14 +12,20 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from services.pod_settings import PodSettings
+from services.ranks import RankGroup
+from services.sides import Sides
 from sluice.engine.build import build_engine
 from sluice.engine.facade import EngineFacade
+from sluice.engine.ranks import LeadingCore
+from sluice.errors import SluiceError
 from sluice.layout.encoding import fingerprint
+from sluice.parallel.group import SINGLE
 from sluice.pools.base import StateMemory
 from sluice.rpc.messages import PodLayout
 from sluice.transfer.faults import FaultPoint, Faults
 from sluice.transfer.nixl import NixlPlane
 from sluice.transfer.plane import Endpoint
+from sluice.transfer.side import Place, RankSide
 from sluice.transfer.worker import TransferWorker
 from sluice.types import Epoch, Role
 
@@ -32,7 +38,8 @@ class Pod:
     engine: EngineFacade
     memory: StateMemory
     worker: TransferWorker
-    endpoint: Endpoint
+    endpoints: tuple[Endpoint, ...]  # by rank
+    sides: Sides
     faults: Faults
     vocab_size: int
 
@@ -45,26 +52,47 @@ class Pod:
 async def open_pod(settings: PodSettings, role: Role) -> AsyncIterator[Pod]:
     """Load the model, register the memory, start the step and I/O threads; undo it all in reverse."""
     epoch = Epoch(uuid.uuid4().hex)
-    core = await asyncio.to_thread(
-        build_engine,
-        settings.model_dir,
-        role,
-        settings.pool(),
-        settings.spec(),
-        settings.engine(),
-        dtype=settings.dtype,
-    )
+    ranks = RankGroup(settings, role, epoch)
+    try:
+        async with _opened(settings, role, epoch, ranks) as pod:
+            yield pod
+    finally:
+        await ranks.close()
+
+
+@asynccontextmanager
+async def _opened(
+    settings: PodSettings, role: Role, epoch: Epoch, ranks: RankGroup
+) -> AsyncIterator[Pod]:
+    try:
+        parallel = await ranks.start() if settings.tp > 1 else SINGLE
+        core = await asyncio.to_thread(
+            build_engine,
+            settings.model_dir,
+            role,
+            settings.pool(),
+            settings.spec(),
+            settings.engine(),
+            dtype=settings.dtype,
+            parallel=parallel,
+        )
+        if isinstance(core, LeadingCore):
+            core.lead(ranks.tell)
+    except SluiceError as error:
+        raise await ranks.why(error) from error
     # A full collection over torch's objects stops the step thread for 0.1 s; what is loaded now stays loaded.
     gc.freeze()
     faults = settings.faults()
     # The agent's name carries the epoch: NIXL never forgives a name that comes back with other memory.
-    plane = NixlPlane(f"{role.value}-{epoch}", initiator=role is Role.PREFILL)
+    plane = NixlPlane(f"{role.value}-{epoch}-0", initiator=role is Role.PREFILL)
     worker = TransferWorker(
         plane,
         before_post=lambda _group: faults.reach_blocking(FaultPoint.PREFILL_POST),
     )
     engine = EngineFacade(core)
-    endpoint = await asyncio.to_thread(worker.start, core.memory.arena(), core.memory.regions())
+    ranks.on_lost = engine.fail
+    own = await asyncio.to_thread(worker.start, core.memory.arena(), core.memory.regions())
+    endpoints = (own, *await ranks.endpoints())
     await engine.start()
     layout = core.layout()
     try:
@@ -73,7 +101,8 @@ async def open_pod(settings: PodSettings, role: Role) -> AsyncIterator[Pod]:
             engine,
             core.memory,
             worker,
-            endpoint,
+            endpoints,
+            Sides(RankSide(Place(0, settings.tp), core.memory, worker), ranks.others),
             faults,
             core.info.vocab_size,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.tls_settings import TlsSettings
@@ -34,6 +34,8 @@ class PodSettings(TlsSettings):
     num_slots: int = 64
     kv_dtype: str = "float32"
     debug_fill: str | None = None  # "nan" or "pattern": what a new request finds in its rows
+
+    tp: int = Field(default=1, ge=1)  # ranks (processes) that share the model: tensor parallelism
 
     spec_steps: int | None = None  # as the model's draft was made for; 0 = no speculation
     max_batch_tokens: int = 512

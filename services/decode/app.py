@@ -42,7 +42,7 @@ async def serve(settings: DecodeSettings) -> None:
         peers = Peers(
             pod.info.layout,
             pod.epoch,
-            pod.endpoint,
+            pod.endpoints,
             allow_missing_draft=settings.allow_missing_draft,
             times=PeerTimes(canary_every_s=settings.canary_every_s),
             channel=ChannelConfig(tls=tls),
@@ -56,6 +56,7 @@ async def serve(settings: DecodeSettings) -> None:
         attempts = Attempts(
             pod.engine,
             pod.memory,
+            pod.sides,
             peers,
             pod.epoch,
             pod.faults,

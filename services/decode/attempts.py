@@ -15,6 +15,7 @@ from services.decode.metering import DecodeMetrics
 from services.decode.peer import Held, Peer
 from services.decode.peers import RESERVING, Peers
 from services.decode.proof import Proof
+from services.sides import Sides
 from sluice.engine.facade import EngineFacade
 from sluice.engine.outputs import Reservation
 from sluice.engine.streams import TokenStream
@@ -75,6 +76,7 @@ class Attempts:
         self,
         engine: EngineFacade,
         memory: StateMemory,
+        sides: Sides,
         peers: Peers,
         epoch: Epoch,
         faults: Faults,
@@ -88,7 +90,7 @@ class Attempts:
         self._epoch = epoch
         self._faults = faults
         self._metrics = metrics
-        self._proof = Proof(memory, faults)
+        self._proof = Proof(memory, sides, faults)
         self._want_digests = want_digests
         self._background: set[asyncio.Task[None]] = set()
         self._running = 0

@@ -43,7 +43,7 @@ class Peers:
         self,
         layout: Layout,
         epoch: Epoch,
-        endpoint: Endpoint,
+        endpoints: tuple[Endpoint, ...],
         *,
         allow_missing_draft: bool,
         times: PeerTimes | None = None,
@@ -51,7 +51,7 @@ class Peers:
     ) -> None:
         self._layout = layout
         self._epoch = epoch
-        self._endpoint = endpoint
+        self._endpoints = endpoints
         self._allow_missing_draft = allow_missing_draft
         self._times = times or PeerTimes()
         self._channel = channel
@@ -193,7 +193,7 @@ class Peers:
         answer = await peer.link.handshake(
             self._layout,
             self._epoch,
-            self._endpoint,
+            self._endpoints,
             allow_missing_draft=self._allow_missing_draft,
             timeout_s=self._times.handshake_timeout_s,
         )

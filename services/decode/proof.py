@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-
+from services.sides import Sides
 from sluice.errors import DigestMismatch, SpanMismatch
 from sluice.layout.negotiate import Agreement
-from sluice.layout.span import count_rows, span
+from sluice.layout.reshard import grain_of
+from sluice.layout.span import count_rows, live_ordinals, span
 from sluice.pools.base import RequestTables, StateMemory
-from sluice.transfer.digest import digest_rows
 from sluice.transfer.faults import Faults, flip_first_byte
 from sluice.transfer.messages import AttemptComplete
+from sluice.transfer.side import Query
 
 
 class Proof:
     """Checks what an attempt's ``Complete`` says against what lies in this pod's rows."""
 
-    def __init__(self, memory: StateMemory, faults: Faults) -> None:
+    def __init__(self, memory: StateMemory, sides: Sides, faults: Faults) -> None:
         self._memory = memory
+        self._sides = sides
         self._faults = faults
 
     async def check(
@@ -31,7 +32,8 @@ class Proof:
     ) -> None:
         """For a prompt of ``length`` tokens. Raises ``SpanMismatch`` or ``DigestMismatch``, by component."""
         moved = {item.component: item for item in complete.components}
-        for name in agreement.components:
+        for plan in agreement.plans:
+            name = plan.name
             if name in self._faults.withhold:
                 continue
             component = self._memory.component(name)
@@ -45,7 +47,9 @@ class Proof:
                 flip_first_byte(self._memory, component, runs)
             if not digests:
                 continue
-            digest = await asyncio.to_thread(digest_rows, self._memory, component, runs)
+            first = live_ordinals(component, length).start
+            query = Query(name, grain_of(plan), runs, first)
+            (digest,) = await self._sides.digests([query])
             if digest != moved[name].digest:
                 raise DigestMismatch(
                     f"{name}: sent {moved[name].digest.hex()}, received {digest.hex()}",

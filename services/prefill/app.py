@@ -34,13 +34,12 @@ async def serve(settings: PrefillSettings) -> None:
     ):
         peers = Peers(
             pod.info.layout,
-            pod.memory.regions(),
-            pod.worker,
+            pod.sides,
             forget_after_s=settings.forget_peer_s,
         )
         metrics = PrefillMetrics()
         peers.on_refused = lambda refusal: metrics.refused(refusal.causes())
-        attempts = Attempts(pod.engine, pod.memory, pod.worker, pod.epoch, pod.faults, metrics)
+        attempts = Attempts(pod.engine, pod.memory, pod.sides, pod.epoch, pod.faults, metrics)
         servicer = PrefillServicer(
             pod.info, peers, attempts, pod.engine, pod.worker, tracing, settings.max_running
         )

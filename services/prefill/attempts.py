@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from services.prefill.metering import PrefillMetrics
 from services.prefill.peers import DecodePeer
+from services.sides import Sides
 from sluice.engine.facade import EngineFacade
 from sluice.engine.outputs import ChunkReady, PrefillOutcome
 from sluice.errors import Aborted, BadRequest, DeadlineExceeded, SluiceError, as_sluice_error
-from sluice.layout.span import span
+from sluice.layout.reshard import grain_of
+from sluice.layout.span import live_ordinals, span
 from sluice.pools.base import RequestTables, StateMemory
 from sluice.telemetry.logging import get_logger
-from sluice.transfer.digest import digest_rows
 from sluice.transfer.faults import FaultPoint, Faults
 from sluice.transfer.grant import AttemptEvent, AttemptState, StateMachine, new_attempt
 from sluice.transfer.messages import AttemptComplete, AttemptStart, Moved, Timings
-from sluice.transfer.sender import Sender
-from sluice.transfer.worker import TransferWorker
+from sluice.transfer.sender import SentComponent
+from sluice.transfer.side import Chunk, Order, Query
 from sluice.types import AttemptId, Epoch, Request, RequestId
 
 log = get_logger(__name__)
@@ -32,7 +33,7 @@ _REMEMBERED_ATTEMPTS = 10_000  # ended ids kept so that a replayed Start is refu
 class _Attempt:
     start: AttemptStart
     peer: DecodePeer
-    sender: Sender
+    order: Order
     machine: StateMachine[AttemptState, AttemptEvent]
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[AttemptComplete] | None = None
@@ -52,14 +53,14 @@ class Attempts:
         self,
         engine: EngineFacade,
         memory: StateMemory,
-        worker: TransferWorker,
+        sides: Sides,
         epoch: Epoch,
         faults: Faults,
         metrics: PrefillMetrics,
     ) -> None:
         self._engine = engine
         self._memory = memory
-        self._worker = worker
+        self._sides = sides
         self._epoch = epoch
         self._faults = faults
         self._metrics = metrics
@@ -86,9 +87,9 @@ class Attempts:
                 field="attempt_id",
                 stage="grant",
             )
-        sender = Sender(
-            self._worker,
-            peer.route,
+        order = Order(
+            start.attempt_id,
+            peer.epoch,
             {grant.component: grant.runs for grant in start.grants},
             length=len(start.prompt),
             have=start.have_tokens,
@@ -96,7 +97,8 @@ class Attempts:
             withhold=self._faults.withhold,
             measure=start.measure,
         )
-        attempt = _Attempt(start, peer, sender, new_attempt(start.attempt_id))
+        self._sides.begin(order)
+        attempt = _Attempt(start, peer, order, new_attempt(start.attempt_id))
         log.info("attempt_started", attempt_id=start.attempt_id, request_id=start.request_id)
         peer.attempts.add(start.attempt_id)
         self._live[start.attempt_id] = attempt
@@ -162,10 +164,11 @@ class Attempts:
         await self._faults.reach(FaultPoint.PREFILL_STARTED)
         try:
             async with asyncio.timeout(start.timeout_s):
+                await self._sides.begin_others(attempt.order)
                 outcome = await self._engine.prefill(self._request(start), self._on_chunk(attempt))
-                await attempt.sender.finish()
+                sent = await self._sides.finish(start.attempt_id)
                 transfer_s = time.monotonic() - attempt.computed_at
-                reports = await self._reports(attempt)
+                reports = await self._reports(attempt, sent.components)
                 await self._faults.reach(FaultPoint.PREFILL_COMPLETE)
         except TimeoutError as error:
             raise DeadlineExceeded(
@@ -175,9 +178,8 @@ class Attempts:
             ) from error
         complete = self._complete(attempt, outcome, transfer_s, reports)
         if start.measure:
-            ways = await asyncio.wrap_future(self._worker.transports())
-            complete = replace(complete, transport=", ".join(ways))
-        self._metrics.completed(complete, attempt.sender.busy_s)
+            complete = replace(complete, transport=", ".join(await self._sides.transports()))
+        self._metrics.completed(complete, sent.busy_s)
         return complete
 
     def _complete(
@@ -212,34 +214,43 @@ class Attempts:
         def on_chunk(chunk: ChunkReady) -> None:
             attempt.tables = chunk.tables
             attempt.computed_at = time.monotonic()
-            attempt.sender.send(chunk.tables, chunk.start, chunk.stop, chunk.final, chunk.fence)
+            what = Chunk(chunk.tables, chunk.start, chunk.stop, chunk.final)
+            self._sides.send(attempt.start.attempt_id, what, chunk.fence)
             if not chunk.final:
                 self._faults.reach_blocking(FaultPoint.PREFILL_CHUNK)
 
         return on_chunk
 
-    async def _reports(self, attempt: _Attempt) -> tuple[Moved, ...]:
-        sent = attempt.sender.sent()
-        digests = [b""] * len(sent)
+    async def _reports(self, attempt: _Attempt, sent: Sequence[SentComponent]) -> tuple[Moved, ...]:
+        digests: dict[str, bytes] = {}
         if attempt.start.want_digests and attempt.tables is not None:
-            digests = await asyncio.to_thread(self._digests, attempt, attempt.tables)
+            # Rows of this attempt don't change between its last chunk and its release.
+            queries = self._queries(attempt, attempt.tables)
+            answers = await self._sides.digests(queries)
+            digests = {q.component: one for q, one in zip(queries, answers, strict=True)}
         return tuple(
-            Moved(item.component.name, item.num_rows, item.num_bytes, digest, item.seconds)
-            for item, digest in zip(sent, digests, strict=True)
+            Moved(
+                item.component.name,
+                item.num_rows,
+                item.num_bytes,
+                digests.get(item.component.name, b""),
+                item.seconds,
+            )
+            for item in sent
         )
 
-    def _digests(self, attempt: _Attempt, tables: RequestTables) -> list[bytes]:
-        """Rows of this attempt don't change between its last chunk and its release."""
+    def _queries(self, attempt: _Attempt, tables: RequestTables) -> list[Query]:
         start = attempt.start
+        length, have = len(start.prompt), start.have_tokens
         return [
-            b""
-            if item.component.name in self._faults.withhold
-            else digest_rows(
-                self._memory,
-                item.component,
-                span(item.component, tables, len(start.prompt), start.have_tokens),
+            Query(
+                plan.name,
+                grain_of(plan),
+                span(plan.prefill, tables, length, have),
+                live_ordinals(plan.prefill, length, have).start,
             )
-            for item in attempt.sender.sent()
+            for plan in attempt.peer.agreement.plans
+            if plan.name not in self._faults.withhold
         ]
 
     async def _settled(self, attempt: _Attempt, event: AttemptEvent) -> None:
@@ -258,11 +269,13 @@ class Attempts:
 
     async def _drain_one(self, attempt: _Attempt) -> None:
         """Compute nothing more, post nothing more, wait for posted handles, free."""
-        attempt.sender.stop()  # before the step that runs can hand it another chunk
+        self._sides.stop(
+            attempt.start.attempt_id
+        )  # before the step that runs can hand it another chunk
         with contextlib.suppress(SluiceError):  # a dead engine computes nothing either
             await self._engine.abort(RequestId(attempt.start.attempt_id))
         try:
-            await attempt.sender.revoke()
+            await self._sides.revoke(attempt.start.attempt_id)
         except SluiceError as error:
             # The I/O thread died with handles open. The rows stay held, and health says that only a restart helps.
             log.error("attempt_unsettled", attempt_id=attempt.start.attempt_id, error=str(error))
@@ -277,6 +290,7 @@ class Attempts:
         attempt_id = attempt.start.attempt_id
         with contextlib.suppress(SluiceError):
             await self._engine.release(RequestId(attempt_id))
+        self._sides.forget(attempt_id)
         del self._live[attempt_id]
         self._remember(attempt_id)
         attempt.peer.attempts.discard(attempt_id)

@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sluice.errors import StaleEpoch
+from services.sides import Sides
+from sluice.errors import BadRequest, StaleEpoch
 from sluice.layout.layout import Layout
 from sluice.layout.negotiate import Agreement, Refusal, negotiate
-from sluice.pools.base import Region
 from sluice.telemetry.logging import get_logger
 from sluice.transfer.plane import Endpoint
-from sluice.transfer.sender import Route
-from sluice.transfer.worker import TransferWorker
+from sluice.transfer.side import Meeting
 from sluice.types import AttemptId, Epoch
 
 log = get_logger(__name__)
@@ -27,7 +26,6 @@ class DecodePeer:
 
     epoch: Epoch
     agreement: Agreement
-    route: Route
     last_seen_s: float
     attempts: set[AttemptId] = field(default_factory=set)
 
@@ -41,15 +39,13 @@ class Peers:
     def __init__(
         self,
         layout: Layout,
-        regions: tuple[Region, ...],
-        worker: TransferWorker,
+        sides: Sides,
         *,
         connect_timeout_s: float = 10.0,
         forget_after_s: float = 30.0,
     ) -> None:
         self._layout = layout
-        self._regions = regions
-        self._worker = worker
+        self._sides = sides
         self._connect_timeout_s = connect_timeout_s
         self._forget_after_s = forget_after_s
         self._peers: dict[Epoch, DecodePeer] = {}
@@ -63,7 +59,12 @@ class Peers:
         return len(self._peers)
 
     async def pair(
-        self, layout: Layout, epoch: Epoch, endpoint: Endpoint, *, allow_missing_draft: bool
+        self,
+        layout: Layout,
+        epoch: Epoch,
+        endpoints: tuple[Endpoint, ...],
+        *,
+        allow_missing_draft: bool,
     ) -> Agreement | Refusal:
         """Run the gate against a decode pod and, if it agrees, connect to its memory. Idempotent an epoch.
 
@@ -73,10 +74,14 @@ class Peers:
         if isinstance(outcome, Refusal):
             self._log_refusal(epoch, outcome)
             return outcome
+        if len(endpoints) != outcome.ranks[1]:
+            raise BadRequest(
+                f"{len(endpoints)} endpoints of {outcome.ranks[1]} ranks", field="endpoints"
+            )
         await self._drop_broken(epoch)
         if epoch not in self._peers:
             async with asyncio.timeout(self._connect_timeout_s):
-                await asyncio.shield(self._joining_of(epoch, outcome, endpoint))
+                await asyncio.shield(self._joining_of(epoch, outcome, endpoints))
         return outcome
 
     def require(self, epoch: Epoch, agreement_digest: str) -> DecodePeer:
@@ -109,26 +114,27 @@ class Peers:
         for peer in list(self._peers.values()):
             if now - peer.last_seen_s > self._forget_after_s and not peer.attempts:
                 del self._peers[peer.epoch]
-                await asyncio.wrap_future(self._worker.disconnect(peer.route.link))
+                await self._sides.disconnect(peer.epoch)
                 log.info("peer_forgotten", decode_epoch=peer.epoch)
 
     def _joining_of(
-        self, epoch: Epoch, agreement: Agreement, endpoint: Endpoint
+        self, epoch: Epoch, agreement: Agreement, endpoints: tuple[Endpoint, ...]
     ) -> asyncio.Task[None]:
         """The one task that connects to this epoch. No caller's cancellation may end it: the I/O thread connects
         all the same, and a link that nobody recorded would bar the epoch for ever.
         """
         task = self._joining.get(epoch)
         if task is None:
-            task = asyncio.create_task(self._join(epoch, agreement, endpoint))
+            task = asyncio.create_task(self._join(epoch, agreement, endpoints))
             self._joining[epoch] = task
             task.add_done_callback(lambda done: self._join_ended(epoch, done))
         return task
 
-    async def _join(self, epoch: Epoch, agreement: Agreement, endpoint: Endpoint) -> None:
-        link = await asyncio.wrap_future(self._worker.connect(endpoint))
-        route = Route(link, agreement.plans, self._regions, endpoint.regions)
-        self._peers[epoch] = DecodePeer(epoch, agreement, route, time.monotonic())
+    async def _join(
+        self, epoch: Epoch, agreement: Agreement, endpoints: tuple[Endpoint, ...]
+    ) -> None:
+        await self._sides.connect(Meeting(epoch, agreement.plans, endpoints))
+        self._peers[epoch] = DecodePeer(epoch, agreement, time.monotonic())
         log.info("pair_agreed", decode_epoch=epoch, agreement=agreement.digest)
 
     def _join_ended(self, epoch: Epoch, done: asyncio.Task[None]) -> None:
@@ -139,9 +145,10 @@ class Peers:
     async def _drop_broken(self, epoch: Epoch) -> None:
         """A link that broke stays broken; with nothing in flight it can be made anew."""
         peer = self._peers.get(epoch)
-        if peer is not None and peer.route.link.lost and not peer.attempts:
-            del self._peers[epoch]
-            await asyncio.wrap_future(self._worker.disconnect(peer.route.link))
+        if peer is None or peer.attempts or not await self._sides.lost(epoch):
+            return
+        if self._peers.pop(epoch, None) is not None:  # nobody else dropped it meanwhile
+            await self._sides.disconnect(epoch)
 
     def _log_refusal(self, epoch: Epoch, refusal: Refusal) -> None:
         """Once a decode process and reason: a refused pod asks again every few seconds."""

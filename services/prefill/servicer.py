@@ -85,7 +85,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         outcome = await self._peers.pair(
             layout_from_pb(request.layout),
             Epoch(request.epoch),
-            endpoint_from_pb(request.endpoint),
+            tuple(endpoint_from_pb(endpoint) for endpoint in request.endpoints),
             allow_missing_draft=request.allow_missing_draft,
         )
         if isinstance(outcome, Agreement):

@@ -60,7 +60,7 @@ class PrefillLink:
         self,
         layout: Layout,
         epoch: Epoch,
-        endpoint: Endpoint,
+        endpoints: tuple[Endpoint, ...],
         *,
         allow_missing_draft: bool,
         timeout_s: float,
@@ -68,7 +68,7 @@ class PrefillLink:
         request = prefill_pb2.HandshakeRequest(
             layout=layout_to_pb(layout),
             epoch=epoch,
-            endpoint=endpoint_to_pb(endpoint),
+            endpoints=[endpoint_to_pb(endpoint) for endpoint in endpoints],
             allow_missing_draft=allow_missing_draft,
         )
         answer = await self._client.handshake(request, timeout_s)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from sluice.errors import Aborted, SpanMismatch, TransferFailed
 from sluice.layout.component import Component, Coverage
 from sluice.layout.outcome import ComponentPlan
+from sluice.layout.reshard import Share
 from sluice.layout.span import (
     Run,
     Tables,
@@ -22,7 +23,7 @@ from sluice.layout.span import (
 from sluice.pools.base import Region
 from sluice.transfer.plane import Link, Write
 from sluice.transfer.worker import Ticket, TransferWorker
-from sluice.transfer.writes import plan_writes
+from sluice.transfer.writes import count_bytes, plan_writes
 
 _UNCLEAN_WAIT_S = 1.0
 
@@ -45,6 +46,9 @@ class Route:
     plans: tuple[ComponentPlan, ...]
     source_regions: tuple[Region, ...]
     target_regions: tuple[Region, ...]
+    shares: Mapping[str, Share] | None = (
+        None  # what of each component; None: whole rows of all of them
+    )
 
 
 class Sender:
@@ -90,6 +94,7 @@ class Sender:
         self._sources = tuple(plan.prefill for plan in route.plans)
         self._targets = {plan.name: plan.decode for plan in route.plans}
         self._sent_rows = {component.name: 0 for component in self._sources}
+        self._sent_bytes = dict(self._sent_rows)
         self._tickets: list[Ticket] = []
         self._check_grants()
 
@@ -138,24 +143,32 @@ class Sender:
             ratio = component.tokens_per_row
             ordinals = range(max(start, self._have) // ratio, stop // ratio)
             source = runs_of(component, tables, ordinals)
-            offset = ordinals.start - self._have // ratio
+            offset, first = ordinals.start - self._have // ratio, ordinals.start
         elif final:
             source = span(component, tables, self._length, self._have)
-            offset = 0
+            offset = first = 0
         else:
             return ()
         if not source or component.name in self._withhold:
             return ()
         granted = slice_runs(self._grants[component.name], offset, count_rows(source))
         self._sent_rows[component.name] += count_rows(source)
-        return plan_writes(
+        shares = self._route.shares
+        share = None if shares is None else shares.get(component.name)
+        if shares is not None and share is None:
+            return ()  # other ranks write it
+        writes = plan_writes(
             component,
             self._targets[component.name],
             source,
             granted,
             self._route.source_regions,
             self._route.target_regions,
+            share=share,
+            first_ordinal=first,
         )
+        self._sent_bytes[component.name] += count_bytes(writes)
+        return writes
 
     async def finish(self) -> None:
         """Wait until every byte is visible at the peer; raises the first ticket's typed error."""
@@ -204,7 +217,7 @@ class Sender:
             SentComponent(
                 component,
                 self._sent_rows[component.name],
-                self._sent_rows[component.name] * component.bytes_per_row,
+                self._sent_bytes[component.name],
                 self._seconds.get(component.name, 0.0),
             )
             for component in self._sources

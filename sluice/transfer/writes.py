@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from sluice.errors import SpanMismatch, TransferFailed
 from sluice.layout.component import Component
+from sluice.layout.reshard import Share, dealt, local_runs
 from sluice.layout.span import Run, pair_runs
 from sluice.pools.base import Region
 from sluice.transfer.plane import Write
@@ -24,12 +25,16 @@ def plan_writes(
     target_runs: Sequence[Run],
     source_regions: Iterable[Region],
     target_regions: Iterable[Region],
+    *,
+    share: Share | None = None,
+    first_ordinal: int = 0,
 ) -> tuple[Write, ...]:
     """All writes of one component: every pair of runs in every entry, entries matched by layer id.
 
     ``component`` is the source's, ``target_component`` the peer's of the same name; they may differ in capacity and
     ring stride. Regions of other components are ignored, so that ``memory.regions()`` and an endpoint's regions can
-    be passed whole. Raises ``SpanMismatch`` when the two sides don't describe the same rows
+    be passed whole. ``share`` names a part of every row, or some of the rows; the first row's ordinal is
+    ``first_ordinal``. Raises ``SpanMismatch`` when the two sides don't describe the same rows
     or row sizes, ``TransferFailed`` when a run leaves its region or touches the padding item.
     """
     if target_component.name != component.name:
@@ -38,11 +43,21 @@ def plan_writes(
         )
     sources = _by_layer(component, source_regions, "source")
     targets = _by_layer(component, target_regions, "destination")
-    _check_same_entries(component, sources, targets)
+    share = None if share is None or _is_everything(share, component, target_component) else share
+    _check_same_entries(
+        component, component if share is None else target_component, sources, targets
+    )
     _check_runs(component, source_runs, sources, "source")
+    if share is not None:
+        source_runs = dealt(source_runs, first_ordinal, share.deal)
+        target_runs = local_runs(dealt(target_runs, first_ordinal, share.deal), target_component)
     _check_runs(target_component, target_runs, targets, "destination")
     _check_disjoint(component, target_runs)
     pairs = pair_runs(source_runs, target_runs)
+    if share is not None and share.num_bytes < max(
+        source_row_bytes(component), source_row_bytes(target_component)
+    ):
+        return tuple(_parts(component, target_component, share, sources, targets, pairs))
     return tuple(
         Write(
             source=sources[entry.layer_id].address + source_row * entry.row_bytes,
@@ -52,6 +67,37 @@ def plan_writes(
         for entry in component.entries
         for source_row, target_row, count in pairs
     )
+
+
+def source_row_bytes(component: Component) -> int:
+    return component.entries[0].row_bytes
+
+
+def _is_everything(share: Share, component: Component, target: Component) -> bool:
+    sizes = {entry.row_bytes for side in (component, target) for entry in side.entries}
+    return share.deal.count == 1 and sizes == {share.num_bytes}
+
+
+def _parts(
+    component: Component,
+    target: Component,
+    share: Share,
+    sources: Mapping[int, Region],
+    targets: Mapping[int, Region],
+    pairs: Sequence[tuple[int, int, int]],
+) -> Iterator[Write]:
+    """A stretch of every row: one write each, because neighbouring rows' stretches don't touch."""
+    ours, theirs = source_row_bytes(component), source_row_bytes(target)
+    for entry in component.entries:
+        source = sources[entry.layer_id].address + share.source_offset
+        destination = targets[entry.layer_id].address + share.target_offset
+        for source_row, target_row, count in pairs:
+            for step in range(count):
+                yield Write(
+                    source + (source_row + step) * ours,
+                    destination + (target_row + step) * theirs,
+                    share.num_bytes,
+                )
 
 
 def group_writes(
@@ -103,7 +149,10 @@ def _by_layer(component: Component, regions: Iterable[Region], side: str) -> dic
 
 
 def _check_same_entries(
-    component: Component, sources: Mapping[int, Region], targets: Mapping[int, Region]
+    component: Component,
+    target: Component,
+    sources: Mapping[int, Region],
+    targets: Mapping[int, Region],
 ) -> None:
     layers = {entry.layer_id for entry in component.entries}
     if not layers == set(sources) == set(targets):
@@ -113,9 +162,10 @@ def _check_same_entries(
             stage="transfer",
             remedy="both pods must serve the same model with the same draft",
         )
+    declared = {entry.layer_id: entry.row_bytes for entry in target.entries}
     for entry in component.entries:
         sizes = sources[entry.layer_id].row_bytes, targets[entry.layer_id].row_bytes
-        if sizes != (entry.row_bytes, entry.row_bytes):
+        if sizes != (entry.row_bytes, declared.get(entry.layer_id, entry.row_bytes)):
             raise SpanMismatch(
                 f"{component.name} layer {entry.layer_id}: a row is {entry.row_bytes} bytes by "
                 f"declaration, {sizes[0]} at the source, {sizes[1]} at the destination",
@@ -131,7 +181,7 @@ def _check_runs(
     side: str,
 ) -> None:
     """Item 0 is padding on every pod, and so are all its rows."""
-    padding_rows = component.rows_per_item
+    padding_rows = component.rows_per_item // component.interleave
     num_rows = min((region.num_rows for region in regions.values()), default=0)
     for run in runs:
         if run.count <= 0 or run.first < padding_rows or run.count > num_rows - run.first:

@@ -39,7 +39,7 @@ class _Prefill(prefill_pb2_grpc.PrefillServicer):
     async def Handshake(
         self, request: prefill_pb2.HandshakeRequest, context: aio.ServicerContext
     ) -> prefill_pb2.HandshakeResponse:
-        self.endpoints.append(request.endpoint.agent_name)
+        self.endpoints += [one.agent_name for one in request.endpoints]
         return prefill_pb2.HandshakeResponse(epoch="e")
 
     async def Ping(
@@ -95,9 +95,9 @@ def _as(folder: Path, ca: trustme.CA, role: PeerRole) -> ChannelConfig:
 
 async def _shake(address: str, config: ChannelConfig | None) -> None:
     async with PrefillClient(address, config) as client:
-        endpoint = prefill_pb2.HandshakeRequest().endpoint
-        endpoint.agent_name = "evil"
-        await client.handshake(prefill_pb2.HandshakeRequest(endpoint=endpoint), _TIMEOUT_S)
+        request = prefill_pb2.HandshakeRequest()
+        request.endpoints.add(agent_name="evil")
+        await client.handshake(request, _TIMEOUT_S)
 
 
 @pytest.mark.asyncio

@@ -104,7 +104,7 @@ async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
 
     monkeypatch.setattr(Peers, "_refused", listening)
     endpoint = Endpoint("loopback", "agent", b"", "DRAM", 0, ())
-    peers = Peers(DECODE, Epoch("d"), endpoint, allow_missing_draft=False, times=FAST)
+    peers = Peers(DECODE, Epoch("d"), (endpoint,), allow_missing_draft=False, times=FAST)
     peers.prove = canary.run
     yield Scene(peers, link, canary)
     await peers.close()

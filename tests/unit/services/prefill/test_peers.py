@@ -10,9 +10,12 @@ from typing import Any, cast
 import pytest
 
 from services.prefill.peers import Peers
+from services.sides import Sides
 from sluice.errors import StaleEpoch, TransferFailed
 from sluice.layout.negotiate import Agreement, Refusal
+from sluice.pools.base import StateMemory
 from sluice.transfer.plane import Endpoint
+from sluice.transfer.side import Place, RankSide
 from sluice.transfer.worker import TransferWorker
 from sluice.types import Epoch
 from tests.unit.layout.example_layouts import pair as example_pair
@@ -48,14 +51,20 @@ class StubWorker:
         return future
 
 
+class NoMemory:
+    def regions(self) -> tuple[()]:
+        return ()
+
+
 def peers_and_worker(**changes: Any) -> tuple[Peers, StubWorker, Any]:
     prefill, decode = example_pair(**changes)
     worker = StubWorker()
-    return Peers(prefill, (), cast("TransferWorker", worker)), worker, decode
+    side = RankSide(Place(), cast("StateMemory", NoMemory()), cast("TransferWorker", worker))
+    return Peers(prefill, Sides(side)), worker, decode
 
 
 async def pair(peers: Peers, decode: Any) -> Agreement | Refusal:
-    return await peers.pair(decode, EPOCH, ENDPOINT, allow_missing_draft=False)
+    return await peers.pair(decode, EPOCH, (ENDPOINT,), allow_missing_draft=False)
 
 
 async def test_a_handshake_cancelled_while_connecting_does_not_bar_the_epoch() -> None:
