@@ -150,12 +150,11 @@ def _follow(core: EngineCore, turns: Connection, side: RankSide) -> None:
 
 
 async def _answer(side: RankSide, question: Question, calls: Connection) -> None:
-    value, failure = None, None
     try:
-        value = getattr(side, question.method)(*question.args)
-        if asyncio.iscoroutine(value):
-            value = await value
+        found = getattr(side, question.method)(*question.args)
+        value = await found if asyncio.iscoroutine(found) else found
+        answer = Answer(question.number, value)
     except Exception as error:
-        failure = as_sluice_error(error, stage="transfer")
+        answer = Answer(question.number, None, as_sluice_error(error, stage="transfer"))
     if question.number:
-        calls.send_bytes(pickle.dumps(Answer(question.number, value, failure)))
+        calls.send_bytes(pickle.dumps(answer))

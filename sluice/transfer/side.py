@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from sluice.errors import PeerLost, SluiceError, as_sluice_error
@@ -16,6 +17,7 @@ from sluice.pools.base import StateMemory
 from sluice.transfer.pieces import Piece, digest_pieces
 from sluice.transfer.plane import Endpoint
 from sluice.transfer.sender import Route, Sender, SentComponent
+from sluice.transfer.ticket import running_future
 from sluice.transfer.worker import TransferWorker
 from sluice.types import AttemptId, Epoch
 
@@ -90,6 +92,7 @@ class RankSide:
         self._worker = worker
         self._routes: dict[Epoch, tuple[Route, ...]] = {}
         self._senders: dict[AttemptId, tuple[Sender, ...]] = {}
+        self._handed: dict[AttemptId, Future[None]] = {}  # done when the last chunk was handed over
         self._errors: dict[AttemptId, SluiceError] = {}
         self._lock = threading.Lock()  # guards _senders against the step thread
 
@@ -133,6 +136,7 @@ class RankSide:
         )
         with self._lock:
             self._senders[order.attempt_id] = senders
+            self._handed[order.attempt_id] = running_future()
 
     def send(self, attempt_id: AttemptId, chunk: Chunk, fence: Fence) -> None:
         """Hand a computed chunk to the links. Never raises: ranks must go on alike; ``finish`` does."""
@@ -143,10 +147,16 @@ class RankSide:
                 sender.send(chunk.tables, chunk.start, chunk.stop, chunk.final, fence)
         except Exception as error:
             self._errors.setdefault(attempt_id, as_sluice_error(error, stage="transfer"))
+        if chunk.final:
+            self._all_handed(attempt_id)
 
     async def finish(self, attempt_id: AttemptId) -> Sent:
-        """Wait until every byte is visible at the peer; raises the first typed error."""
+        """Wait until this rank has computed the prompt, which may be later than rank 0, and every byte is
+        visible at the peer; raises the first typed error.
+        """
         senders = self._senders.get(attempt_id, ())
+        if (handed := self._handed.get(attempt_id)) is not None:
+            await asyncio.wrap_future(handed)
         if (error := self._errors.get(attempt_id)) is not None:
             raise error
         for sender in senders:
@@ -158,6 +168,7 @@ class RankSide:
         """Post nothing more. What was posted is on its way; ``revoke`` waits for it."""
         for sender in self._senders.get(attempt_id, ()):
             sender.stop()
+        self._all_handed(attempt_id)
 
     async def revoke(self, attempt_id: AttemptId) -> None:
         """Post nothing more; returns when nothing of this attempt can be written any more."""
@@ -168,6 +179,14 @@ class RankSide:
         with self._lock:
             self._senders.pop(attempt_id, None)
             self._errors.pop(attempt_id, None)
+            self._handed.pop(attempt_id, None)
+
+    def _all_handed(self, attempt_id: AttemptId) -> None:
+        """No chunk of the attempt will come any more."""
+        with self._lock:
+            handed = self._handed.get(attempt_id)
+            if handed is not None and not handed.done():
+                handed.set_result(None)
 
     async def digests(self, queries: Sequence[Query]) -> list[dict[Piece, bytes]]:
         """The pieces that this rank holds, for each query. The rows must not change meanwhile."""
