@@ -37,6 +37,15 @@ class PoolConfig:
     kv_dtype: str = "float32"  # a torch name, or "mxfp8" for the families that can
     device: str = "cpu"
     fill: str | None = None  # "nan", "pattern": what a new request finds (debug, tests)
+    # Decode context parallelism: history of latents is dealt token by token to so many ranks, of which this
+    # is one. A page of the allocator then has page_tokens tokens on every one of them.
+    context: int = 1
+    context_rank: int = 0
+
+    @property
+    def allocator_page_tokens(self) -> int:
+        """Tokens of a page that is allocated and released, of all context-parallel ranks together."""
+        return self.page_tokens * self.context
 
 
 @dataclass(frozen=True)

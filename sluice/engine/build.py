@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from sluice.config import EngineConfig, PoolConfig, SpecConfig
@@ -9,6 +10,7 @@ from sluice.engine.core import EngineCore
 from sluice.engine.ranks import LeadingCore
 from sluice.grammar.compiler import grammars_of
 from sluice.models.registry import load_model
+from sluice.parallel.context import NO_CONTEXT, ContextParallel
 from sluice.parallel.group import SINGLE, Parallel
 from sluice.pools.memory import build_memory
 from sluice.spec.build import own_steps
@@ -24,6 +26,7 @@ def build_engine(
     *,
     dtype: str = "float32",
     parallel: Parallel = SINGLE,
+    context: ContextParallel = NO_CONTEXT,
 ) -> EngineCore:
     """Load the checkpoint onto ``pool.device`` to compute in ``dtype``, and reserve its state memory.
 
@@ -33,7 +36,15 @@ def build_engine(
     with the same settings, the first of them a ``LeadingCore``. Raises ``ConfigError`` and its children.
     """
     wanted = spec is None or spec.steps > 0
-    loaded = load_model(model_dir, device=pool.device, dtype=dtype, draft=wanted, parallel=parallel)
+    pool = replace(pool, context=context.size, context_rank=context.rank)
+    loaded = load_model(
+        model_dir,
+        device=pool.device,
+        dtype=dtype,
+        draft=wanted,
+        parallel=parallel,
+        context=context,
+    )
     if spec is None:
         spec = SpecConfig(own_steps(loaded.draft))
     needs = loaded.target.state_needs(pool.kv_dtype)

@@ -89,7 +89,7 @@ class EngineCore:
         self._memory = memory
         self._spec = spec
         self._pool = pool
-        self._parallelism = Parallelism(tensor=parallel.size, rank=parallel.rank)
+        self._parallelism = Parallelism(parallel.size, pool.context, parallel.rank)
         drafter, self._draft_identity = None, None
         if draft is not None and spec.steps > 0:
             drafter = build_drafter(draft, memory, spec.steps)

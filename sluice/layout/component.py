@@ -116,3 +116,8 @@ class Component:
     @property
     def num_rows(self) -> int:
         return self.num_items * self.rows_per_item
+
+    @property
+    def own_rows(self) -> int:
+        """Rows that one rank's buffers hold."""
+        return self.num_rows // self.interleave

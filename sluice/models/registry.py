@@ -20,6 +20,7 @@ from sluice.models.kimi_linear.config import ARCHITECTURE as KIMI_LINEAR
 from sluice.models.kimi_linear.load import load_kimi_linear
 from sluice.models.llama.config import LLAMA, QWEN3
 from sluice.models.llama.load import load_llama
+from sluice.parallel.context import NO_CONTEXT, ContextParallel
 from sluice.parallel.group import SINGLE, Parallel
 
 
@@ -34,28 +35,57 @@ class LoadedModel:
     draft: DraftModel | DSparkDraft | None
 
 
-Loader = Callable[[Path, torch.dtype, str, bool, Parallel], LoadedModel]
+Loader = Callable[[Path, torch.dtype, str, bool, Parallel, ContextParallel], LoadedModel]
 
 
 def _deepseek_v4(
-    folder: Path, dtype: torch.dtype, device: str, draft: bool, parallel: Parallel
+    folder: Path,
+    dtype: torch.dtype,
+    device: str,
+    draft: bool,
+    parallel: Parallel,
+    context: ContextParallel,
 ) -> LoadedModel:
+    _refuse_context(folder, context)
     loaded = load_deepseek_v4(folder, dtype=dtype, device=device, draft=draft, parallel=parallel)
     return LoadedModel(loaded.target, loaded.draft)
 
 
 def _llama(
-    folder: Path, dtype: torch.dtype, device: str, draft: bool, parallel: Parallel
+    folder: Path,
+    dtype: torch.dtype,
+    device: str,
+    draft: bool,
+    parallel: Parallel,
+    context: ContextParallel,
 ) -> LoadedModel:
+    _refuse_context(folder, context)
     target = load_llama(folder, dtype=dtype, device=device, parallel=parallel)
     return LoadedModel(target, _dspark(folder, target, dtype, device, parallel) if draft else None)
 
 
 def _kimi_linear(
-    folder: Path, dtype: torch.dtype, device: str, draft: bool, parallel: Parallel
+    folder: Path,
+    dtype: torch.dtype,
+    device: str,
+    draft: bool,
+    parallel: Parallel,
+    context: ContextParallel,
 ) -> LoadedModel:
-    target = load_kimi_linear(folder, dtype=dtype, device=device, parallel=parallel)
+    target = load_kimi_linear(
+        folder, dtype=dtype, device=device, parallel=parallel, context=context
+    )
     return LoadedModel(target, _dspark(folder, target, dtype, device, parallel) if draft else None)
+
+
+def _refuse_context(folder: Path, context: ContextParallel) -> None:
+    if context.size > 1:
+        raise ConfigError(
+            f"{folder.name}: context parallelism of {context.size} ranks is for models that keep latents of "
+            "every token (Kimi Linear)",
+            stage="load",
+            remedy="set the pod's DCP to 1",
+        )
 
 
 def _dspark(
@@ -82,6 +112,7 @@ def load_model(
     dtype: str = "float32",
     draft: bool = True,
     parallel: Parallel = SINGLE,
+    context: ContextParallel = NO_CONTEXT,
 ) -> LoadedModel:
     """Load this rank's part of the checkpoint in ``model_dir``; ``draft=False`` leaves its draft layer out.
 
@@ -96,7 +127,7 @@ def load_model(
             stage="load",
             remedy=f"supported: {', '.join(sorted(LOADERS))}",
         )
-    return loader(model_dir, _dtype(dtype), device, draft, parallel)
+    return loader(model_dir, _dtype(dtype), device, draft, parallel, context)
 
 
 def _architecture(model_dir: Path) -> str:

@@ -120,3 +120,14 @@ def _nccl(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     options = _c10d.ProcessGroupNCCL.Options()
     options._timeout = timeout
     return _c10d.ProcessGroupNCCL(store, rank, size, options)
+
+
+def subgroup(
+    group: TorchGroup, meeting: Path, size: int, *, device: str, timeout_s: float
+) -> TorchGroup:
+    """The group of ``size`` neighbours that this rank belongs to; the whole one where that is all of them."""
+    if size == group.size:
+        return group
+    number, rank = divmod(group.rank, size)
+    own = meeting.with_name(f"{meeting.name}-{number}")
+    return TorchGroup(own, rank, size, device=device, timeout_s=timeout_s)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sluice.errors import ConfigError, InternalError, PoolError
 from sluice.layout.component import Component, Coverage, Kind, Owner
-from sluice.layout.span import Run, count_rows, span
+from sluice.layout.span import Run, count_rows, live_ordinals, span
 from sluice.pools.base import RequestTables
 from sluice.pools.memory import Memory
 
@@ -120,7 +120,7 @@ def back_up(
         if component.coverage is Coverage.LAST and length < tables.kv_len:
             components.append(known.get(component.name) or _blank(memory, component, tables))
         else:
-            runs = span(component, tables, length, have)
+            runs = _own_runs(memory, component, tables, length, have)
             components.append(_copied(memory, component, runs))
     return StateBackup(have, length, tables.draft_valid_from, tuple(components))
 
@@ -141,7 +141,7 @@ def restore(memory: Memory, backup: StateBackup, tables: RequestTables) -> None:
     if sorted(kept) != sorted(wanted):
         raise PoolError(f"the backup has components {sorted(kept)}, the memory {sorted(wanted)}")
     for component in memory.components():
-        runs = span(component, tables, backup.length, backup.have)
+        runs = _own_runs(memory, component, tables, backup.length, backup.have)
         _put_back(memory, component, runs, kept[component.name])
     tables.kv_len = backup.length
     tables.draft_valid_from = backup.draft_valid_from
@@ -167,6 +167,13 @@ def _blank(memory: Memory, component: Component, tables: RequestTables) -> Compo
         for entry in component.entries
     ]
     return ComponentBackup(component.name, _layers(component), tuple(rows))
+
+
+def _own_runs(
+    memory: Memory, component: Component, tables: RequestTables, length: int, have: int
+) -> tuple[Run, ...]:
+    first = live_ordinals(component, length, have).start
+    return memory.own_runs(component, span(component, tables, length, have), first)
 
 
 def _copied(memory: Memory, component: Component, runs: Sequence[Run]) -> ComponentBackup:

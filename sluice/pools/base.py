@@ -38,6 +38,7 @@ class BufferSpec:
     row_shape: tuple[int, ...]
     shard_axis: int | None = None  # axis of row_shape that tensor-parallel ranks split
     shards: int = 1  # into how many distinct parts; row_shape is one of them
+    dealt: bool = False  # history that context-parallel ranks hold in turn, where there are some
 
 
 class WindowMap:

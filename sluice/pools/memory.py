@@ -11,6 +11,8 @@ from torch import Tensor
 from sluice.config import PoolConfig, PoolMode
 from sluice.errors import GeometryError, Overloaded, PoolError
 from sluice.layout.component import Component, Owner, Space
+from sluice.layout.reshard import Deal, dealt, local_runs
+from sluice.layout.span import Run
 from sluice.pools.arena import Arena
 from sluice.pools.base import (
     BatchTables,
@@ -102,12 +104,19 @@ class Memory:
                 component=storage.component.name,
                 layer_id=buffer.entry.layer_id,
                 address=buffer.raw.data_ptr(),
-                num_rows=storage.component.num_rows,
+                num_rows=storage.component.own_rows,
                 row_bytes=buffer.entry.row_bytes,
             )
             for storage in self._storages
             for buffer in storage.buffers
         )
+
+    def own_runs(
+        self, component: Component, runs: Sequence[Run], first_ordinal: int
+    ) -> tuple[Run, ...]:
+        """Which of ``runs`` (from logical row ``first_ordinal`` on) this rank holds, as rows of its buffers."""
+        deal = Deal(self._config.context_rank % component.interleave, component.interleave)
+        return local_runs(dealt(runs, first_ordinal, deal), component)
 
     def arena(self) -> Tensor:
         return self._arena.bytes
@@ -144,7 +153,7 @@ class Memory:
             )
         tables = RequestTables(
             request_id=request_id,
-            page_tokens=self._config.page_tokens,
+            page_tokens=self._config.allocator_page_tokens,
             slot=self._slots.take(),
             window_map=self._window_map,
         )
@@ -168,7 +177,7 @@ class Memory:
 
     @property
     def page_tokens(self) -> int:
-        return self._config.page_tokens
+        return self._config.allocator_page_tokens
 
     @property
     def page_bytes(self) -> int:
@@ -262,7 +271,7 @@ class Memory:
         device = self.arena().device
         shape = (len(tables), width)
         return BatchTables(
-            page_tokens=self._config.page_tokens,
+            page_tokens=self._config.allocator_page_tokens,
             pages_SP=torch.tensor(pages, dtype=torch.int64, device=device).view(shape),
             window_pages_SP=torch.tensor(windows, dtype=torch.int64, device=device).view(shape),
             slots_S=torch.tensor([o.slot for o in tables], dtype=torch.int64, device=device),
@@ -277,7 +286,7 @@ class Memory:
             in_window,
             self._window_map,
             config.num_window_pages,
-            config.page_tokens,
+            config.allocator_page_tokens,
             self._verify_tokens,
             self._fill,
         )
@@ -286,7 +295,11 @@ class Memory:
     def _page_pool(self) -> PagePool:
         config, in_pages = self._config, _in_spaces(self._storages, Space.PAGE)
         return PagePool(
-            in_pages, config.num_pages, config.page_tokens, self._verify_tokens, self._fill
+            in_pages,
+            config.num_pages,
+            config.allocator_page_tokens,
+            self._verify_tokens,
+            self._fill,
         )
 
     def _window_pages(self, tables: RequestTables) -> Sequence[int]:

@@ -60,7 +60,7 @@ class PagePool:
     @property
     def page_bytes(self) -> int:
         """Bytes a page holds over all components."""
-        return sum(c.bytes_per_row * c.rows_per_item for c in self.components())
+        return sum(c.bytes_per_row * c.rows_per_item // c.interleave for c in self.components())
 
     def share(self, tables: RequestTables, pages: Sequence[int]) -> None:
         """Keep pages of the request whose every position is committed. Raises ``PoolError``."""

@@ -49,7 +49,7 @@ class BufferPlan:
 
     def _reserve(self, component: Component, entry: Entry) -> None:
         ring, pages = self._shared(component, entry)
-        size = component.num_rows * entry.row_bytes
+        size = component.own_rows * entry.row_bytes
         if ring is None or pages is None:
             self._places[component.name, entry.layer_id] = _Place(self.arena.reserve(size), 0)
             return
@@ -91,4 +91,4 @@ class BufferPlan:
 
     def _view(self, arena: Arena, component: Component, entry: Entry) -> Tensor:
         place = self._places[component.name, entry.layer_id]
-        return arena.rows(place.carve, place.first_byte, component.num_rows, entry.row_bytes)
+        return arena.rows(place.carve, place.first_byte, component.own_rows, entry.row_bytes)

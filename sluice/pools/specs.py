@@ -30,6 +30,14 @@ def components_of(
     """
     _check_config(config, verify_tokens)
     names = [spec.name for spec in needs]
+    windows = [spec.name for spec in needs if spec.window_tokens]
+    if config.context > 1 and (windows or not any(spec.dealt for spec in needs)):
+        raise ConfigError(
+            f"context parallelism of {config.context} ranks needs a model whose history is latents only; "
+            f"windows: {windows or 'none'}",
+            stage="pools",
+            remedy="set the pod's DCP to 1",
+        )
     if len(set(names)) != len(names):
         raise GeometryError(f"state names must be unique, got {names}")
     return tuple(_component(spec, config, verify_tokens) for spec in needs)
@@ -75,11 +83,12 @@ def _component(spec: BufferSpec, config: PoolConfig, verify_tokens: int) -> Comp
         window_tokens=spec.window_tokens,
         num_items=num_items(place.space, config),
         entries=entries,
+        interleave=config.context if spec.dealt else 1,
     )
 
 
 def _place(spec: BufferSpec, config: PoolConfig, verify_tokens: int) -> _Place:
-    page, paged = config.page_tokens, config.mode is PoolMode.PAGED
+    page, paged = config.allocator_page_tokens, config.mode is PoolMode.PAGED
     if spec.coverage is not Coverage.HISTORY and spec.tokens_per_row != 1:
         raise GeometryError(f"{spec.name}: {spec.coverage.value} state has one token a row")
     match spec.coverage:

@@ -18,6 +18,7 @@ from sluice.models.kimi_linear.model import KimiLinearTarget
 from sluice.models.kimi_linear.names import canonical_name
 from sluice.models.kimi_linear.weights import read_target
 from sluice.models.loader import Checkpoint
+from sluice.parallel.context import NO_CONTEXT, ContextParallel
 from sluice.parallel.group import SINGLE, Parallel
 
 _TOKENIZER_NAME = "tokenizer.json"
@@ -29,6 +30,7 @@ def load_kimi_linear(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     parallel: Parallel = SINGLE,
+    context: ContextParallel = NO_CONTEXT,
 ) -> KimiLinearTarget:
     """Read this rank's part of a checkpoint.
 
@@ -36,9 +38,11 @@ def load_kimi_linear(
     """
     config = load_config(folder)
     source = Checkpoint(folder, canonical_name, dtype=dtype, device=device)
-    weights = read_target(source, config, parallel)
+    weights = read_target(source, config, parallel, context)
     source.finish()
-    return KimiLinearTarget(config, weights, _info(folder, config, source, parallel), parallel)
+    return KimiLinearTarget(
+        config, weights, _info(folder, config, source, parallel), parallel, context
+    )
 
 
 def _info(

@@ -25,6 +25,7 @@ from sluice.models.kimi_linear.weights import MlaWeights, TargetWeights
 from sluice.models.layers.norm import rms_norm
 from sluice.models.layers.tokens import TokenTable
 from sluice.models.recurrent import PendingVerify, RecurrentTarget
+from sluice.parallel.context import NO_CONTEXT, ContextParallel
 from sluice.parallel.group import SINGLE, Parallel
 from sluice.pools.base import BufferSpec, StateMemory
 from sluice.pools.state_rows import state_rows
@@ -47,10 +48,12 @@ class KimiLinearTarget(RecurrentTarget):
         weights: TargetWeights,
         info: ModelInfo,
         parallel: Parallel = SINGLE,
+        context: ContextParallel = NO_CONTEXT,
     ) -> None:
         self._config = config
         self._local = config.of_rank(parallel.size)
         self._parallel = parallel
+        self._context = context
         self._weights = weights
         self._info = info
         self._pending: WeakKeyDictionary[StateMemory, PendingVerify] = WeakKeyDictionary()
@@ -128,7 +131,7 @@ class KimiLinearTarget(RecurrentTarget):
         _check_starts(batch, lengths)
         groups = groups_of(batch, num_verify)
         states = state_plan(batch, groups, num_verify, self._config.kda.conv_width)
-        latents = latent_plan(batch, groups, memory.component(MLA))
+        latents = latent_plan(batch, groups, memory.component(MLA), self._context.rank)
         traces: list[tuple[KdaBuffers, KdaTrace]] = []
         moved = slice(num_verify, None)
         # Should a layer fail, nobody may go on from states of which some have moved.
@@ -161,7 +164,17 @@ class KimiLinearTarget(RecurrentTarget):
         normed_PD = rms_norm(x_PD, weights.attn_norm, config.norm_eps)
         if isinstance(weights.attn, MlaWeights):
             rows = state_rows(memory, MLA, layer)
-            return mla(normed_PD, weights.attn, config.mla, latents, rows, config.norm_eps)
+            num_tokens = len(states.source_TW)
+            return mla(
+                normed_PD,
+                weights.attn,
+                config.mla,
+                latents,
+                rows,
+                config.norm_eps,
+                num_tokens,
+                self._context,
+            )
         buffers = KdaBuffers(memory.buffer(CONV, layer), memory.buffer(RECURRENT, layer))
         out_PD, trace = kda(normed_PD, weights.attn, config.kda, states, buffers, config.norm_eps)
         if trace is not None:

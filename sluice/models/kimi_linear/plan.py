@@ -65,14 +65,23 @@ class Keys:
     group: Group
     row_RE: Tensor  # physical rows
     visible_RNE: Tensor
+    held_RE: Tensor | None = (
+        None  # of dealt keys: this rank has the row at all; other rows hold anything
+    )
 
 
 @dataclass(frozen=True)
 class LatentPlan:
-    """What the attention layers share. Rows are written first, then gathered."""
+    """What the attention layers share. Rows are written first, then gathered.
+
+    Of a history that is dealt to several ranks, tokens ``own_W`` of the batch are this one's to write, and
+    keys are those that it holds. Whose a token is depends on its position in the whole request: lengths
+    are always those of all ranks together.
+    """
 
     written_row_T: Tensor
     keys: tuple[Keys, ...]
+    own_W: Tensor | None = None  # None: all of them
 
 
 def groups_of(batch: ForwardBatch, num_verify: int) -> tuple[Group, ...]:
@@ -123,23 +132,38 @@ def workspace_rows(segment: Tensor, index: Tensor, first_S: Tensor, columns: int
     return torch.where(index < columns, segment * columns + index, in_batch)
 
 
-def latent_plan(batch: ForwardBatch, groups: tuple[Group, ...], component: Component) -> LatentPlan:
-    return LatentPlan(
-        written_row_T=physical_rows(component, batch.tables, batch.segment_T, batch.positions_T),
-        keys=tuple(_keys(batch, group, component) for group in groups),
-    )
+def latent_plan(
+    batch: ForwardBatch, groups: tuple[Group, ...], component: Component, context_rank: int = 0
+) -> LatentPlan:
+    """``context_rank``: which of the ranks that ``component`` is dealt to this one is."""
+    row_T = physical_rows(component, batch.tables, batch.segment_T, batch.positions_T)
+    keys = tuple(_keys(batch, group, component, context_rank) for group in groups)
+    ranks = component.interleave
+    if ranks == 1:
+        return LatentPlan(row_T, keys)
+    own_W = (row_T % ranks == context_rank).nonzero().squeeze(1)
+    return LatentPlan(row_T[own_W] // ranks, keys, own_W)
 
 
-def _keys(batch: ForwardBatch, group: Group, component: Component) -> Keys:
-    device = batch.positions_T.device
+def _keys(batch: ForwardBatch, group: Group, component: Component, context_rank: int) -> Keys:
+    """A dealt page begins at a multiple of the ranks, so that a token's rank shows in its position."""
+    device, ranks = batch.positions_T.device, component.interleave
     query_RN = batch.positions_T[group.token_RN]
-    key_E = torch.arange(-(-group.stop // KEY_BLOCK) * KEY_BLOCK, device=device)
+    whole = KEY_BLOCK * ranks
+    key_E = torch.arange(context_rank, -(-group.stop // whole) * whole, ranks, device=device)
     stop_R1 = query_RN.amax(dim=1, keepdim=True) + 1
-    key_RE = torch.where(key_E < stop_R1, key_E, 0)
+    held_RE = key_E < stop_R1
+    row_RE = physical_rows(
+        component,
+        batch.tables,
+        group.segment_R.unsqueeze(1),
+        torch.where(held_RE, key_E, 0),
+    )
     return Keys(
         group=group,
-        row_RE=physical_rows(component, batch.tables, group.segment_R.unsqueeze(1), key_RE),
+        row_RE=row_RE // ranks if ranks > 1 else row_RE,
         visible_RNE=key_E <= query_RN.unsqueeze(-1),
+        held_RE=held_RE if ranks > 1 else None,
     )
 
 

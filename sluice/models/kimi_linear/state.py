@@ -59,6 +59,7 @@ def target_state(config: KimiLinearConfig, kv_dtype: str, ranks: int = 1) -> tup
         layer_ids=config.layers_of(LayerKind.MLA),
         dtype=kv_dtype,
         row_shape=(config.mla.row_dim,),
+        dealt=True,
     )
     conv_dtype = _BLOCK_SCALED_CONV_DTYPE if kv_dtype == MXFP8 else kv_dtype
     specs = (

@@ -20,7 +20,8 @@ from sluice.models.kimi_linear.moe import DenseWeights, MoeWeights
 from sluice.models.layers.experts import take_experts
 from sluice.models.layers.tokens import TokenTable, take_table
 from sluice.models.loader import TensorSource
-from sluice.parallel.cut import cut, part_of
+from sluice.parallel.context import NO_CONTEXT, ContextParallel
+from sluice.parallel.cut import Cut, cut, part_of
 from sluice.parallel.group import SINGLE, Parallel
 
 
@@ -77,7 +78,10 @@ class TargetWeights:
 
 
 def read_target(
-    source: TensorSource, config: KimiLinearConfig, parallel: Parallel = SINGLE
+    source: TensorSource,
+    config: KimiLinearConfig,
+    parallel: Parallel = SINGLE,
+    context: ContextParallel = NO_CONTEXT,
 ) -> TargetWeights:
     """Take this rank's part of every tensor. ``config`` is the whole model's.
 
@@ -86,21 +90,30 @@ def read_target(
     vocab, hidden = config.vocab_size, config.hidden_size
     return TargetWeights(
         embed=take_table(source, "embed_tokens.weight", vocab, hidden, parallel),
-        layers=tuple(_layer(source, layer, config, parallel) for layer in range(config.num_layers)),
+        layers=tuple(
+            _layer(source, layer, config, parallel, context) for layer in range(config.num_layers)
+        ),
         norm=source.take("norm.weight", (hidden,), wide=True),
         head=take_table(source, "lm_head.weight", vocab, hidden, parallel),
     )
 
 
 def _layer(
-    source: TensorSource, layer: int, config: KimiLinearConfig, parallel: Parallel
+    source: TensorSource,
+    layer: int,
+    config: KimiLinearConfig,
+    parallel: Parallel,
+    context: ContextParallel,
 ) -> LayerWeights:
     prefix, hidden = f"layers.{layer}", (config.hidden_size,)
     recurrent = config.layer_kinds[layer] is LayerKind.KDA
-    read_attention = _kda if recurrent else _mla
     return LayerWeights(
         attn_norm=source.take(f"{prefix}.input_layernorm.weight", hidden, wide=True),
-        attn=read_attention(source, f"{prefix}.self_attn", config, parallel),
+        attn=(
+            _kda(source, f"{prefix}.self_attn", config, parallel)
+            if recurrent
+            else _mla(source, f"{prefix}.self_attn", config, parallel, context)
+        ),
         ffn_norm=source.take(f"{prefix}.post_attention_layernorm.weight", hidden, wide=True),
         ffn=(
             _moe(source, f"{prefix}.mlp", config, parallel)
@@ -172,18 +185,32 @@ def _by_head(parts: list[Tensor], heads: int) -> Tensor:
 
 
 def _mla(
-    source: TensorSource, prefix: str, config: KimiLinearConfig, parallel: Parallel
+    source: TensorSource,
+    prefix: str,
+    config: KimiLinearConfig,
+    parallel: Parallel,
+    context: ContextParallel,
 ) -> MlaWeights:
-    rows, own = part_of(parallel, 0), config.mla.of_rank(parallel.size).num_heads
+    """With replicated queries, ``w_in``'s and ``absorb`` are those of all heads of the context's ranks."""
+    rows = part_of(parallel, 0)
+    queries = rows
+    if context.size > 1 and context.replicate_q:
+        together = Cut(0, parallel.rank // context.size, parallel.size // context.size)
+        queries = (together,)
     shape, hidden = config.mla, config.hidden_size
     heads, latent = shape.num_heads, shape.latent_dim
     nope, values = shape.nope_dim, shape.value_dim
     q = source.take(
-        f"{prefix}.q_proj.weight", (heads * (nope + shape.shared_dim), hidden), cuts=rows
+        f"{prefix}.q_proj.weight", (heads * (nope + shape.shared_dim), hidden), cuts=queries
     )
     kv = source.take(f"{prefix}.kv_a_proj_with_mqa.weight", (shape.row_dim, hidden))
     up = source.take(f"{prefix}.kv_b_proj.weight", (heads * (nope + values), latent), cuts=rows)
-    absorb, expand = up.unflatten(0, (own, -1)).split([nope, values], dim=1)
+    absorb, expand = up.unflatten(0, (-1, nope + values)).split([nope, values], dim=1)
+    if queries != rows:
+        every = source.take(
+            f"{prefix}.kv_b_proj.weight", (heads * (nope + values), latent), cuts=queries
+        )
+        absorb = every.unflatten(0, (-1, nope + values))[:, :nope]
     return MlaWeights(
         w_in=torch.cat((q, kv)),
         kv_norm=source.take(f"{prefix}.kv_a_layernorm.weight", (latent,), wide=True),

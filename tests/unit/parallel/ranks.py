@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from sluice.errors import RankLost
 from sluice.parallel.group import SINGLE, Parallel
-from sluice.parallel.torch_group import TorchGroup
+from sluice.parallel.torch_group import TorchGroup, subgroup
 
 T = TypeVar("T")
 
@@ -31,3 +31,19 @@ def run_ranks(size: int, work: Callable[[Parallel], T], timeout_s: float = 30.0)
     for error in sorted(errors, key=lambda error: isinstance(error, RankLost)):
         raise error  # the cause, not what the others saw of it
     return [done.result() for done in running]
+
+
+def run_contexts(
+    size: int, context: int, work: Callable[[Parallel, Parallel], T], timeout_s: float = 30.0
+) -> list[T]:
+    """The same where every ``context`` neighbours are a group of their own, given as the second argument."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        def both(group: Parallel) -> T:
+            if not isinstance(group, TorchGroup):
+                return work(group, group)
+            meeting = Path(folder) / "contexts"
+            own = subgroup(group, meeting, context, device="cpu", timeout_s=timeout_s)
+            return work(group, own)
+
+        return run_ranks(size, both, timeout_s)
