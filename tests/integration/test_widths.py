@@ -22,6 +22,7 @@ from sluice.engine.ranks import LeadingCore
 from sluice.layout.negotiate import Agreement, negotiate
 from sluice.layout.reshard import grain_of
 from sluice.layout.span import live_ordinals, span
+from sluice.parallel.context import NO_CONTEXT, ContextParallel
 from sluice.pools.base import RequestTables
 from sluice.transfer.loopback import LoopbackFabric, LoopbackPlane
 from sluice.transfer.pieces import join_pieces
@@ -30,7 +31,7 @@ from sluice.transfer.side import Chunk, Meeting, Order, Place, Query, RankSide
 from sluice.transfer.worker import TransferWorker
 from sluice.types import AttemptId, Epoch, Request, RequestId, Role, Sampling
 from tests.unit.engine.driving import Story, run_all, tell
-from tests.unit.parallel.ranks import run_ranks
+from tests.unit.parallel.ranks import run_contexts
 
 MODELS = Path(__file__).parents[2] / "models"
 POOL = PoolConfig(page_tokens=64, num_pages=16, num_window_pages=16, num_slots=6, fill="nan")
@@ -82,11 +83,20 @@ class Pod:
             worker.close()
 
 
-def _pod(model: str, role: Role, size: int, fabric: LoopbackFabric) -> Pod:
+def _pod(model: str, role: Role, size: int, fabric: LoopbackFabric, context: int = 1) -> Pod:
     pool = POOL if model == "tiny-kimi" else DSV4_POOL
-    cores = run_ranks(
+    cores = run_contexts(
         size,
-        lambda parallel: build_engine(MODELS / model, role, pool, None, CONFIG, parallel=parallel),
+        context,
+        lambda parallel, group: build_engine(
+            MODELS / model,
+            role,
+            pool,
+            None,
+            CONFIG,
+            parallel=parallel,
+            context=ContextParallel(group) if context > 1 else NO_CONTEXT,
+        ),
     )
     for core in cores:
         if isinstance(core, LeadingCore):
@@ -197,6 +207,26 @@ def test_disaggregated_equals_aggregated(
     )
     try:
         assert _handed_over(model, *pods) == expected
+    finally:
+        for pod in pods:
+            pod.close()
+
+
+@pytest.mark.parametrize(("prefill", "decode", "context"), [(1, 2, 2), (2, 4, 4), (1, 4, 2)])
+def test_latents_are_dealt_on_the_way(prefill: int, decode: int, context: int) -> None:
+    """1P -> 1D with decode context parallelism: every rank gets the tokens that it owns, the draft's keys
+    go to all of them.
+    """
+    expected = run_all(
+        build_engine(MODELS / "tiny-kimi", Role.AGGREGATED, POOL, None, CONFIG), _requests()
+    )
+    fabric = LoopbackFabric()
+    pods = (
+        _pod("tiny-kimi", Role.PREFILL, prefill, fabric),
+        _pod("tiny-kimi", Role.DECODE, decode, fabric, context),
+    )
+    try:
+        assert _handed_over("tiny-kimi", *pods) == expected
     finally:
         for pod in pods:
             pod.close()
