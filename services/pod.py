@@ -17,9 +17,8 @@ from services.sides import Sides
 from sluice.engine.build import build_engine
 from sluice.engine.facade import EngineFacade
 from sluice.engine.ranks import LeadingCore
-from sluice.errors import SluiceError
+from sluice.errors import ConfigError, SluiceError
 from sluice.layout.encoding import fingerprint
-from sluice.parallel.group import SINGLE
 from sluice.pools.base import StateMemory
 from sluice.rpc.messages import PodLayout
 from sluice.transfer.faults import FaultPoint, Faults
@@ -65,7 +64,13 @@ async def _opened(
     settings: PodSettings, role: Role, epoch: Epoch, ranks: RankGroup
 ) -> AsyncIterator[Pod]:
     try:
-        parallel = await ranks.start() if settings.tp > 1 else SINGLE
+        if role is Role.PREFILL and settings.dcp > 1:
+            raise ConfigError(
+                f"a prefill pod can't deal its history to {settings.dcp} ranks",
+                stage="start",
+                remedy="set SLUICE_PREFILL_DCP=1; decode's may be what it likes",
+            )
+        groups = await ranks.start()
         core = await asyncio.to_thread(
             build_engine,
             settings.model_dir,
@@ -74,7 +79,8 @@ async def _opened(
             settings.spec(),
             settings.engine(),
             dtype=settings.dtype,
-            parallel=parallel,
+            parallel=groups.parallel,
+            context=groups.context,
         )
         if isinstance(core, LeadingCore):
             core.lead(ranks.tell)

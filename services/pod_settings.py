@@ -36,6 +36,10 @@ class PodSettings(TlsSettings):
     debug_fill: str | None = None  # "nan" or "pattern": what a new request finds in its rows
 
     tp: int = Field(default=1, ge=1)  # ranks (processes) that share the model: tensor parallelism
+    dcp: int = Field(default=1, ge=1)  # of these, how many share a latent history; decode pods only
+    dcp_replicate_q_proj: bool = (
+        False  # compute all their queries on each, instead of gathering them
+    )
 
     spec_steps: int | None = None  # as the model's draft was made for; 0 = no speculation
     max_batch_tokens: int = 512
@@ -54,6 +58,12 @@ class PodSettings(TlsSettings):
     def _model_dir_exists(self) -> Self:
         if not (self.model_dir / "config.json").is_file():
             raise ValueError(f"model_dir {self.model_dir} has no config.json")
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_divide(self) -> Self:
+        if self.tp % self.dcp:
+            raise ValueError(f"dcp {self.dcp} does not divide tp {self.tp}")
         return self
 
     def pool(self) -> PoolConfig:

@@ -22,7 +22,9 @@ from sluice.engine.core import EngineCore
 from sluice.engine.outputs import ChunkReady
 from sluice.engine.ranks import follow
 from sluice.errors import RankLost, SluiceError, as_sluice_error
-from sluice.parallel.torch_group import TorchGroup
+from sluice.parallel.context import NO_CONTEXT, ContextParallel
+from sluice.parallel.group import SINGLE, Parallel
+from sluice.parallel.torch_group import TorchGroup, subgroup
 from sluice.telemetry.logging import configure, get_logger
 from sluice.transfer.nixl import NixlPlane
 from sluice.transfer.side import Chunk, Place, RankSide
@@ -65,10 +67,29 @@ def device_of(device: str, rank: int) -> str:
     return f"cuda:{rank}" if device == "cuda" else device
 
 
-def join_group(spec: RankSpec) -> TorchGroup:
-    place = spec.place
-    device = device_of(spec.settings.device, place.rank)
-    return TorchGroup(spec.meeting, place.rank, place.size, device=device, timeout_s=spec.timeout_s)
+@dataclass(frozen=True)
+class Groups:
+    """A rank's ends of the collectives: of all ranks, and of those it shares a history with."""
+
+    parallel: Parallel
+    context: ContextParallel
+
+
+ONE_RANK = Groups(SINGLE, NO_CONTEXT)
+
+
+def join_groups(spec: RankSpec) -> Groups:
+    """Meet the other ranks. Raises ``RankLost`` when they don't come."""
+    place, settings = spec.place, spec.settings
+    device = device_of(settings.device, place.rank)
+    group = TorchGroup(
+        spec.meeting, place.rank, place.size, device=device, timeout_s=spec.timeout_s
+    )
+    if settings.dcp == 1:
+        return Groups(group, NO_CONTEXT)
+    meeting = spec.meeting.with_name("contexts")
+    own = subgroup(group, meeting, settings.dcp, device=device, timeout_s=spec.timeout_s)
+    return Groups(group, ContextParallel(own, settings.dcp_replicate_q_proj))
 
 
 def run_rank(spec: RankSpec, turns: Connection, calls: Connection) -> None:
@@ -92,6 +113,7 @@ def run_rank(spec: RankSpec, turns: Connection, calls: Connection) -> None:
 def _build(spec: RankSpec) -> EngineCore:
     settings = spec.settings
     pool = replace(settings.pool(), device=device_of(settings.device, spec.place.rank))
+    groups = join_groups(spec)
     core = build_engine(
         settings.model_dir,
         spec.role,
@@ -99,7 +121,8 @@ def _build(spec: RankSpec) -> EngineCore:
         settings.spec(),
         settings.engine(),
         dtype=settings.dtype,
-        parallel=join_group(spec),
+        parallel=groups.parallel,
+        context=groups.context,
     )
     gc.freeze()
     return core

@@ -17,9 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from services.pod_settings import PodSettings
-from services.rank_process import Answer, Question, RankSpec, join_group, run_rank
+from services.rank_process import (
+    ONE_RANK,
+    Answer,
+    Groups,
+    Question,
+    RankSpec,
+    join_groups,
+    run_rank,
+)
 from sluice.errors import RankLost, SluiceError
-from sluice.parallel.torch_group import TorchGroup
 from sluice.telemetry.logging import get_logger
 from sluice.transfer.plane import Endpoint
 from sluice.transfer.side import Place
@@ -159,13 +166,15 @@ class RankGroup:
         self.lost: RankLost | None = None
         self.on_lost: Callable[[RankLost], None] = lambda _error: None
 
-    async def start(self) -> TorchGroup:
-        """Start the other ranks and meet them."""
+    async def start(self) -> Groups:
+        """Start the other ranks, if there are any, and meet them."""
+        if self._size == 1:
+            return ONE_RANK
         self._folder = Path(tempfile.mkdtemp(prefix="sluice-ranks-"))
         self.others = tuple(
             RankProcess(self._spec(rank), self._one_lost) for rank in range(1, self._size)
         )
-        return await asyncio.to_thread(join_group, self._spec(0))
+        return await asyncio.to_thread(join_groups, self._spec(0))
 
     def tell(self, turn: bytes) -> None:
         for rank in self.others:
