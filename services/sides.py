@@ -58,6 +58,10 @@ class Sides:
         self._own.forget(attempt_id)
         self._say("forget", attempt_id)
 
+    async def transports(self) -> tuple[str, ...]:
+        """What this rank's data plane writes with (see ``Plane.transports``)."""
+        return await self._own.transports()
+
     async def digests(self, queries: Sequence[Query]) -> list[bytes]:
         """A component's digest each, over what all ranks hold. Raises ``DigestMismatch`` when they disagree."""
         held = await asyncio.gather(self._own.digests(queries), *self._ask("digests", queries))

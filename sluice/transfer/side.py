@@ -181,6 +181,10 @@ class RankSide:
             self._errors.pop(attempt_id, None)
             self._handed.pop(attempt_id, None)
 
+    async def transports(self) -> tuple[str, ...]:
+        """See ``Plane.transports``."""
+        return await asyncio.wrap_future(self._worker.transports())
+
     def _all_handed(self, attempt_id: AttemptId) -> None:
         """No chunk of the attempt will come any more."""
         with self._lock:
