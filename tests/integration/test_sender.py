@@ -23,7 +23,7 @@ from sluice.layout.negotiate import Agreement, negotiate
 from sluice.layout.span import Run, count_rows, span
 from sluice.transfer.nixl import NixlPlane
 from sluice.transfer.plane import Endpoint
-from sluice.transfer.sender import Route, Sender
+from sluice.transfer.sender import Route, Sender, SentComponent
 from sluice.transfer.worker import TransferWorker
 from sluice.types import Request, RequestId, Role, Sampling
 
@@ -101,16 +101,24 @@ async def test_every_live_row_of_every_component_arrives(
         route = Route(link, agreement.plans, prefill.core.memory.regions(), decode.endpoint.regions)
         for length in LENGTHS:
             await push_and_compare(prefill, decode, agreement, route, length)
+        sent = await push_and_compare(prefill, decode, agreement, route, LENGTHS[-1], measure=True)
+        assert all(item.seconds > 0 for item in sent if item.num_bytes), "one by one, each timed"
 
 
 async def push_and_compare(
-    prefill: Side, decode: Side, agreement: Agreement, route: Route, length: int
-) -> None:
+    prefill: Side,
+    decode: Side,
+    agreement: Agreement,
+    route: Route,
+    length: int,
+    *,
+    measure: bool = False,
+) -> tuple[SentComponent, ...]:
     prompt = tuple(random.Random(length).randrange(3, 500) for _ in range(length))
     request = Request(RequestId(f"r{length}"), prompt, Sampling(max_tokens=8))
     reservation = await decode.engine.reserve(request, 5.0)
     grants = grants_of(decode, agreement, reservation.tables, length)
-    sender = Sender(prefill.worker, route, grants, length=length, deadline_s=20.0)
+    sender = Sender(prefill.worker, route, grants, length=length, deadline_s=20.0, measure=measure)
     chunks: list[ChunkReady] = []
 
     def on_chunk(chunk: ChunkReady) -> None:
@@ -129,6 +137,7 @@ async def push_and_compare(
             assert not received.isnan().any(), f"{name}: a row was never written"
     await prefill.engine.release(request.request_id)
     await decode.engine.release(request.request_id)
+    return sender.sent()
 
 
 async def test_a_grant_that_counts_other_rows_is_refused_before_anything_moves() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from services.decode.peer import Held, PeerState, PeerTimes
 from services.decode.peers import RESERVING, Peers
 from sluice.errors import NotReady, Overloaded, PeerLost
 from sluice.layout.negotiate import Agreement, negotiate
-from sluice.rpc.messages import PrefillStatus
+from sluice.rpc.messages import CanaryStatus, PrefillStatus
 from sluice.rpc.prefill_link import DrainAnswer, HandshakeAnswer, PingAnswer
 from sluice.transfer.grant import GrantState, new_grant
 from sluice.transfer.plane import Endpoint
@@ -31,7 +31,11 @@ FAST = PeerTimes(
     retry_s=0.01,
     refused_retry_s=0.01,
     gone_for_s=60.0,
+    canary_every_s=60.0,
+    canary_retry_s=0.01,
 )
+OFTEN = replace(FAST, canary_every_s=0.02)
+PASSED = CanaryStatus(1.0, 0.1)
 pytestmark = pytest.mark.asyncio
 
 
@@ -73,10 +77,11 @@ class Canary:
     errors: list[Exception] = field(default_factory=list)
     runs: int = 0
 
-    async def run(self, address: str) -> None:
+    async def run(self, address: str) -> CanaryStatus:
         self.runs += 1
         if self.errors:
             raise self.errors.pop(0)
+        return PASSED
 
 
 @dataclass
@@ -113,8 +118,9 @@ async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
 async def test_a_peer_takes_requests_only_after_its_canary(scene: Scene) -> None:
     gate = asyncio.Event()
 
-    async def slow(address: str) -> None:
+    async def slow(address: str) -> CanaryStatus:
         await gate.wait()
+        return PASSED
 
     scene.peers.prove = slow
     scene.peers.add(ADDRESS)
