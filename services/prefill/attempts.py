@@ -99,7 +99,7 @@ class Attempts:
         )
         self._sides.begin(order)
         attempt = _Attempt(start, peer, order, new_attempt(start.attempt_id))
-        log.info("attempt_started", attempt_id=start.attempt_id, request_id=start.request_id)
+        log.info("attempt_started", prompt_tokens=len(start.prompt))
         peer.attempts.add(start.attempt_id)
         self._live[start.attempt_id] = attempt
 
@@ -128,7 +128,7 @@ class Attempts:
             raise as_sluice_error(error, stage="prefill") from error
         finally:
             self._metrics.attempt_ended(outcome)
-            log.info("attempt_ended", attempt_id=attempt_id, outcome=outcome)
+            log.info("attempt_ended", outcome=outcome)
         if not attempt.machine.can(AttemptEvent.COMPLETE):  # revoked while the last handle settled
             await attempt.ended.wait()
             raise Aborted(f"attempt {attempt_id} was revoked", stage="prefill")

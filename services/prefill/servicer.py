@@ -26,6 +26,7 @@ from sluice.rpc.convert_attempt import complete_to_pb, start_from_pb
 from sluice.rpc.convert_decode import pod_layout_to_pb
 from sluice.rpc.convert_status import prefill_status_to_pb
 from sluice.rpc.messages import PodLayout, PrefillStatus, pool_statuses
+from sluice.telemetry.logging import bind
 from sluice.telemetry.tracing import Tracing
 from sluice.transfer.messages import AttemptStart
 from sluice.transfer.worker import TransferWorker
@@ -138,6 +139,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         context: Context,
     ) -> AsyncIterator[prefill_pb2.RunResponse]:
         start = await self._start(request_iterator)
+        bind(request_id=start.request_id, attempt_id=start.attempt_id)  # of every line from here on
         try:
             peer = self._admit(start)
             self._attempts.begin(start, peer)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from sluice.telemetry.catalogue import ALL, BY_ROLE, Kind, Metric, markdown_table
@@ -29,3 +32,19 @@ def test_a_name_says_role_and_unit(metric: Metric) -> None:
 
 def test_the_table_has_a_row_for_each_metric() -> None:
     assert markdown_table(ALL).count("\n") == len(ALL) + 1
+
+
+def test_the_manual_has_exactly_this_table() -> None:
+    manual = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+    assert markdown_table(ALL) in manual, (
+        "paste: python -c 'from sluice.telemetry.catalogue import *; print(markdown_table(ALL))'"
+    )
+
+
+def test_the_manual_names_no_metric_that_does_not_exist() -> None:
+    manual = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+    names = {metric.name for metric in ALL}
+    suffixes = ("_bucket", "_sum", "_count")
+    for found in set(re.findall(r"\bsluice_(?:router|pod|decode|prefill)_\w+", manual)):
+        bare = next((found.removesuffix(s) for s in suffixes if found.endswith(s)), found)
+        assert {found, bare} & names, found
