@@ -118,6 +118,7 @@ async def test_nothing_is_lost_stuck_or_overfilled(policy: PolicyName) -> None:
         breaker=breaker,
         any_prefill=False,
         pair_wait_s=5.0,
+        refresh_s=60.0,  # only what happens wakes who waits
     ) as pairing:
         world = World(draw, pairing, fleet, answers)
         for decode in CAPACITY:
@@ -137,6 +138,8 @@ async def test_nothing_is_lost_stuck_or_overfilled(policy: PolicyName) -> None:
         for decode in CAPACITY:
             answers[decode] = world.status(decode, set(PREFILLS))
             world.allowed[decode] = set(PREFILLS)
+            if (watch := pairing._watches.get(decode)) is not None:
+                watch.look_again()
         world.set_pods(dict.fromkeys((*CAPACITY, *PREFILLS), PodState.READY))
         async with asyncio.timeout(20):  # nobody may be left waiting while there is room
             await asyncio.gather(*world.tasks, return_exceptions=True)
