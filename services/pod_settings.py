@@ -29,6 +29,7 @@ class PodSettings(TlsSettings):
 
     pool_mode: PoolMode = PoolMode.PAGED
     page_tokens: int = 128
+    state_bytes: int = 0  # of each rank: as many pages as fit, whatever num_pages says; 0 = off
     num_pages: int = 1024
     num_window_pages: int = 256
     num_slots: int = 64
@@ -71,6 +72,7 @@ class PodSettings(TlsSettings):
             mode=self.pool_mode,
             page_tokens=self.page_tokens,
             num_pages=self.num_pages,
+            budget_bytes=self.state_bytes,
             num_window_pages=self.num_window_pages,
             num_slots=self.num_slots,
             kv_dtype=self.kv_dtype,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,12 +10,18 @@ from sluice.config import EngineConfig, PoolConfig, SpecConfig
 from sluice.engine.core import EngineCore
 from sluice.engine.ranks import LeadingCore
 from sluice.grammar.compiler import grammars_of
+from sluice.models.base import TargetModel
+from sluice.models.kimi_linear.config import LayerKind
+from sluice.models.kimi_linear.model import KimiLinearTarget
 from sluice.models.registry import load_model
 from sluice.parallel.context import NO_CONTEXT, ContextParallel
 from sluice.parallel.group import SINGLE, Parallel
 from sluice.pools.memory import build_memory
+from sluice.pools.solver import attention_workspace_bytes, solve
 from sluice.spec.build import own_steps
 from sluice.types import Role
+
+log = logging.getLogger(__name__)
 
 
 def build_engine(
@@ -50,8 +57,30 @@ def build_engine(
     needs = loaded.target.state_needs(pool.kv_dtype)
     if loaded.draft is not None:
         needs += loaded.draft.state_needs(pool.kv_dtype)
+    if pool.budget_bytes:
+        rows = config.max_batch_tokens
+        taken = _workspaces(loaded.target, context, rows, config.max_running * spec.verify_tokens)
+        solution = solve(needs, pool, spec.verify_tokens, pool.budget_bytes, taken)
+        log.info("state memory of this rank:\n%s", solution.text())
+        pool = replace(pool, num_pages=solution.num_pages)
     memory = build_memory(needs, pool, spec.verify_tokens)
     info = loaded.target.info
     grammars = grammars_of(model_dir, info.vocab_size, info.eos_token_ids)
     core = LeadingCore if parallel.size > 1 and parallel.rank == 0 else EngineCore
     return core(role, loaded.target, loaded.draft, memory, spec, config, pool, grammars, parallel)
+
+
+def _workspaces(
+    target: TargetModel, context: ContextParallel, rows: int, verified: int
+) -> list[tuple[str, int]]:
+    """What a forward of ``rows`` rows, of which ``verified`` are drafts, takes beside the state."""
+    if not isinstance(target, KimiLinearTarget):
+        return []
+    mla, kda = target.local.mla, target.local.kda
+    heads = mla.num_heads * context.size
+    per_token = kda.num_heads * (2 * kda.key_dim + kda.value_dim + 1 + kda.head_channels) * 4
+    layers = len(target.local.layers_of(LayerKind.KDA))
+    return [
+        ("attention's partial results", attention_workspace_bytes(heads, rows, mla.latent_dim)),
+        ("verified writes", layers * verified * per_token),
+    ]

@@ -67,6 +67,11 @@ class KimiLinearTarget(RecurrentTarget):
         return self._config
 
     @property
+    def local(self) -> KimiLinearConfig:
+        """What this rank computes of it."""
+        return self._local
+
+    @property
     def num_layers(self) -> int:
         return self._config.num_layers
 
