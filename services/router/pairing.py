@@ -21,7 +21,7 @@ from services.router.breaker import Breaker, BreakerState, BreakerTimes, counts_
 from services.router.fleet import FleetView, Pair, PairView, PodView
 from services.router.lease import Lease, Readiness
 from services.router.loads import Loads
-from services.router.matrix import Cell, cells_of, decode_problem
+from services.router.matrix import Cell, cells_of, decode_problem, settled
 from services.router.policy import Candidate, Load, Policy
 from services.router.watch import DecodeWatch
 from sluice.errors import NotReady, SluiceError
@@ -109,7 +109,7 @@ class Pairing:
             problem = decode_problem(self._decodes[address], watch)
             cells = [cell for cell in self._cells if cell.pair.decode == address]
             whys = [problem] if problem else [why for cell in cells if (why := self._why_not(cell))]
-            reasons += [f"decode {address}: {why}" for why in whys]
+            reasons += [f"decode {address}: {why}" for why in dict.fromkeys(whys)]
         if self._registry.view.problem:
             reasons.append(self._registry.view.problem)
         return Readiness(tuple(cell.pair for cell in self._usable()), tuple(reasons))
@@ -297,16 +297,18 @@ class Pairing:
 
     def _changed(self) -> None:
         """Draw the matrix anew, forget what is in it no more, and let those in who can go."""
-        self._cells = [
-            cell
-            for address, watch in sorted(self._watches.items())
-            for cell in cells_of(
-                self._decodes[address],
-                watch,
-                self._prefills,
-                any_prefill=self._config.any_prefill,
-            )
-        ]
+        self._cells = settled(
+            [
+                cell
+                for address, watch in sorted(self._watches.items())
+                for cell in cells_of(
+                    self._decodes[address],
+                    watch,
+                    self._prefills,
+                    any_prefill=self._config.any_prefill,
+                )
+            ]
+        )
         self._open = [cell for cell in self._cells if not cell.reason]
         pairs = {cell.pair for cell in self._cells}
         self._breakers = {p: breaker for p, breaker in self._breakers.items() if p in pairs}

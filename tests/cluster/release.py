@@ -59,7 +59,8 @@ class Release:
         selector = f"app.kubernetes.io/instance={NAME}"
         selector += f",app.kubernetes.io/component={role}" if role else ""
         items = json.loads(self.kubectl("get", "pods", "-l", selector, "-o", "json"))["items"]
-        return [_pod(item) for item in items]
+        pods = [_pod(item) for item in items]
+        return [pod for pod in pods if pod.role != "test"]  # helm test's stays until the next one
 
     def url(self) -> str:
         """The Service's cluster IP: through kube-proxy, as any client in the cluster."""

@@ -60,6 +60,21 @@ async def test_a_pod_that_discovery_takes_out_is_not_picked_once_more(
 
 
 @pytest.mark.asyncio
+async def test_pods_that_say_they_can_serve_though_no_probe_got_through(answers: Answers) -> None:
+    """A node too busy to run its probes calls all its pods unready at once; they know better."""
+    agreed = peers(("p:1", "agreed"))
+    answers |= {"d:1": agreed, "d:2": agreed}
+    starting = [replace(pod, state=PodState.STARTING) for pod in (D1, D2, P1)]
+    fleet = SteeredFleet(*starting)
+    async with running(answers, source=fleet, **NEVER) as pairing:
+        for leaving in (False, True):
+            async with AsyncExitStack() as leases:
+                pairs = {(await lease_of(pairing, leases)).pair.decode for _ in range(6)}
+            assert pairs == ({"d:2"} if leaving else {"d:1", "d:2"})
+            fleet.set(replace(D1, state=PodState.DRAINING), *starting[1:])
+
+
+@pytest.mark.asyncio
 async def test_no_stale_pick_in_500_requests_under_churn(answers: Answers) -> None:
     addresses = [f"d:{n}" for n in range(6)]
     answers |= {address: peers(("p:1", "agreed")) for address in addresses}
