@@ -146,7 +146,7 @@ def test_random_lives_of_requests_that_begin_alike(family: str, mode: PoolMode) 
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=10,
+            max_examples=8,
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow],
