@@ -44,7 +44,7 @@ class Client:
 
 
 _FRAMEWORKS = ("langchain-openai", "litellm", "instructor")
-_NODE = ("openai@7", "ai@6", "@ai-sdk/openai-compatible@1", "zod@4")
+_NODE = ("openai@7", "ai@6", "@ai-sdk/openai-compatible@2", "zod@4")
 _LM_EVAL = (
     "aiohttp", "datasets", "dill", "evaluate", "jinja2", "jsonlines", "more-itertools", "numpy",
     "pytablewriter", "requests", "rouge-score", "sacrebleu", "scikit-learn", "sqlitedict",
@@ -107,7 +107,8 @@ def install(client: Client) -> str:
             (home / "package.json").write_text('{"private": true, "type": "module"}\n')
             _install(["npm", "install", "--no-fund", "--no-audit", *client.packages], home)
         else:
-            venv.create(home, with_pip=True)
+            if not (home / "bin" / "python").exists():  # from a try that broke off
+                venv.create(home, with_pip=True, symlinks=True)
             pip = [str(home / "bin" / "python"), "-m", "pip", "install", "-q"]
             _install([*pip, *client.packages], home)
             if client.no_deps:
@@ -138,6 +139,7 @@ def _check(client: Client, url: str, model: Path) -> Result:
         "SLUICE_TOKENIZER": str(model),
         "OPENAI_API_KEY": "none",
         "NO_PROXY": "127.0.0.1",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it asks the internet for prices
         "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
     }
     try:

@@ -20,7 +20,7 @@ ASK: Any = {
     "model": os.environ["SLUICE_MODEL"],
     "messages": [{"role": "user", "content": "Well?"}],
     "temperature": 0,
-    "max_tokens": 200,
+    "max_tokens": 600,
     "max_retries": 0,
 }
 modes = ("TOOLS", "JSON_SCHEMA")

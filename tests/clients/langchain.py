@@ -29,7 +29,7 @@ model = ChatOpenAI(
     base_url=os.environ["SLUICE_URL"] + "/v1",
     model=os.environ["SLUICE_MODEL"],
     temperature=0,
-    max_tokens=200,
+    max_tokens=600,
 )
 whole = model.invoke("Hello?")
 assert whole.response_metadata["token_usage"]["completion_tokens"] > 0

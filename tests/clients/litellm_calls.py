@@ -13,7 +13,7 @@ COMMON: Any = {
     "api_key": "none",
     "messages": [{"role": "user", "content": "Hello?"}],
     "temperature": 0,
-    "max_tokens": 120,
+    "max_tokens": 400,
 }
 MODEL = os.environ["SLUICE_MODEL"]
 PARAMETERS = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}

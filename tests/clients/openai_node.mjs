@@ -9,7 +9,7 @@ const ask = {
   model,
   messages: [{ role: "user", content: "Hello?" }],
   temperature: 0,
-  max_tokens: 120,
+  max_tokens: 400,
 };
 const whole = await client.chat.completions.create(ask);
 assert.ok(whole.usage.completion_tokens > 0);

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 URL, MODEL = os.environ["SLUICE_URL"] + "/v1", os.environ["SLUICE_MODEL"]
 MESSAGES: Any = [{"role": "user", "content": "Hello?"}]
 SHORT: Any = {"model": MODEL, "temperature": 0, "max_tokens": 12}
-LONG: Any = {"model": MODEL, "temperature": 0, "max_tokens": 200}
+LONG: Any = {"model": MODEL, "temperature": 0, "max_tokens": 600}
 
 
 class Verdict(BaseModel):

@@ -16,7 +16,7 @@ const ask = {
   model: provider(process.env.SLUICE_MODEL),
   prompt: "Hello?",
   temperature: 0,
-  maxOutputTokens: 120,
+  maxOutputTokens: 600,
   maxRetries: 0,
 };
 const whole = await generateText(ask);
