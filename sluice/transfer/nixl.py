@@ -195,6 +195,7 @@ class NixlPlane:
         try:
             status = call(handle.request)
         except Exception as error:
+            self.transports()  # brings what UCX says of it into the log
             handle.state = HandleState.FAILED
             handle.link.lost = handle.link.lost or type(error).__name__ in _PEER_GONE
             handle.error = f"{handle.num_bytes} bytes to {peer.agent_name}: {_explain(error)}"

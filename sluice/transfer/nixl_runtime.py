@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from sluice.errors import ConfigError
-from sluice.transfer.ucx_log import captured
+from sluice.transfer.ucx_log import settings
 
 # How long the target's progress thread sleeps in poll() when nothing happens. Traffic wakes it by file descriptor;
 # the wheel's Python wrapper hard-codes 0, which is a busy loop of one whole core per agent.
@@ -64,7 +64,8 @@ def create_agent(api: ModuleType, agent_name: str, *, progress_thread: bool) -> 
         sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
     )
     try:
-        with captured():
+        # An initiator's log says what it writes with; a target's goes to stderr.
+        with settings(captured=not progress_thread):
             with _event_driven_progress(api):
                 agent = api.nixl_agent(agent_name, config)
             agent.create_backend("UCX", {"num_workers": "1"})

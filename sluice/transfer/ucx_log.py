@@ -80,17 +80,20 @@ def ucx_log() -> UcxLog:
 
 
 @contextmanager
-def captured() -> Iterator[None]:
-    """Around the loading of UCX, which reads its environment then and once. An operator's own setting wins.
+def settings(*, captured: bool) -> Iterator[None]:
+    """Around the loading of UCX, which reads its environment then and once; without a word it would log to stdout.
 
-    The names are taken back, since a child process can't open this one's file.
+    ``captured``: to `ucx_log`, with the tables it reads; else to stderr. An operator's own setting wins. Names are
+    taken back, since a child process can't open this one's file.
     """
-    if _FILE in os.environ or _TABLES in os.environ or not hasattr(os, "memfd_create"):
-        yield
-        return
-    os.environ[_FILE], os.environ[_TABLES] = ucx_log().path, "*put*"
+    wanted = {_FILE: "stderr"}
+    if captured and _TABLES not in os.environ and hasattr(os, "memfd_create"):
+        wanted = {_FILE: ucx_log().path, _TABLES: "*put*"}
+    if _FILE in os.environ:
+        wanted = {}
+    os.environ.update(wanted)
     try:
         yield
     finally:
-        for name in (_FILE, _TABLES):
-            os.environ.pop(name, None)
+        for name in wanted:
+            del os.environ[name]

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from sluice.transfer.ucx_log import UcxLog, captured
+from sluice.transfer.ucx_log import UcxLog, settings
 
 STAMP = "[1795985363.655603] [vm:20770:0]   "
 
@@ -81,13 +81,16 @@ def test_half_a_line_waits_for_its_end() -> None:
 def test_children_do_not_inherit_a_file_they_cannot_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UCX_LOG_FILE", raising=False)
     monkeypatch.delenv("UCX_PROTO_INFO", raising=False)
-    with captured():
+    with settings(captured=True):
         assert os.environ["UCX_LOG_FILE"].startswith("/proc/self/fd/")
+    assert "UCX_LOG_FILE" not in os.environ
+    with settings(captured=False):
+        assert os.environ["UCX_LOG_FILE"] == "stderr", "not stdout, which is UCX's default"
     assert "UCX_LOG_FILE" not in os.environ
 
 
 def test_an_operators_own_log_file_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UCX_LOG_FILE", "stderr")
-    with captured():
-        assert os.environ["UCX_LOG_FILE"] == "stderr"
+    monkeypatch.setenv("UCX_LOG_FILE", "operators.log")
+    with settings(captured=True):
+        assert os.environ["UCX_LOG_FILE"] == "operators.log"
         assert "UCX_PROTO_INFO" not in os.environ
