@@ -158,7 +158,7 @@ if __name__ == "__main__":
     parser.add_argument("--requests", type=int, default=5000)
     args = parser.parse_args()
     plans = [
-        Round("streams", args.streams * 2, args.streams, 64),
+        Round("streams", args.streams, args.streams, 64),
         Round("soak", args.requests, 32, 8),
     ]
     with tempfile.TemporaryDirectory() as name:
