@@ -22,7 +22,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.nixl, pytest.mark.timeout(400)]
 MODELS = Path(__file__).parents[2] / "models"
 # Page and chunk ends, a window, and prompts shorter than any of them.
 LENGTHS = (1, 5, 63, 64, 65, 129, 200)
-WIDTHS = [("tiny-kimi", 2, 2), ("tiny-kimi", 1, 4), ("tiny-dsv4", 2, 1)]
+WIDTHS = [
+    ("tiny-kimi", 2, 2, 2),
+    ("tiny-dsv4", 2, 1, 1),
+]  # ranks of prefill, of decode, its context's
 
 
 def _cases() -> list[Case]:
@@ -42,12 +45,13 @@ def _cases() -> list[Case]:
     ]
 
 
-def _pair(folder: Path, model: str, prefill: int, decode: int) -> Pair:
+def _pair(folder: Path, model: str, prefill: int, decode: int, context: int) -> Pair:
     return Pair.create(
         folder,
         MODELS / model,
         prefill_tp=str(prefill),
         decode_tp=str(decode),
+        decode_dcp=str(context),
         debug_fill="nan",
         max_batch_tokens="64",
         num_pages="40",
@@ -59,15 +63,17 @@ def _pair(folder: Path, model: str, prefill: int, decode: int) -> Pair:
 
 
 @pytest.mark.parametrize(
-    ("model", "prefill", "decode"), WIDTHS, ids=[f"{m}-{p}-{d}" for m, p, d in WIDTHS]
+    ("model", "prefill", "decode", "context"),
+    WIDTHS,
+    ids=[f"{m}-{p}-{d}x{c}" for m, p, d, c in WIDTHS],
 )
 def test_disaggregated_equals_aggregated_at_any_widths(
-    tmp_path: Path, model: str, prefill: int, decode: int
+    tmp_path: Path, model: str, prefill: int, decode: int, context: int
 ) -> None:
     """The canary proves every component first, digest by digest, across the widths. An abort in the middle
     leaves both pods as they were.
     """
-    pair = _pair(tmp_path, model, prefill, decode)
+    pair = _pair(tmp_path, model, prefill, decode, context)
 
     async def run() -> None:
         await pair.ready(120)
@@ -100,7 +106,7 @@ def _rank_of(pod: Pod) -> psutil.Process:
 
 @pytest.mark.parametrize("role", ["decode", "prefill"])
 def test_a_dead_rank_fails_its_pod_fast_and_nobody_else(tmp_path: Path, role: str) -> None:
-    pair = _pair(tmp_path, "tiny-kimi", *((1, 2) if role == "decode" else (2, 1)))
+    pair = _pair(tmp_path, "tiny-kimi", *((1, 2, 1) if role == "decode" else (2, 1, 1)))
     pod, other = (pair.decode, pair.prefill) if role == "decode" else (pair.prefill, pair.decode)
 
     async def run() -> None:
