@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -45,7 +46,9 @@ SECRET = "Behold the wheelbarrow"
 TIMINGS = Timings(0.01, 0.04, 0.02, 0.005, 0.005, 0.08)
 PAGES = PoolStatus("PAGE", 100, 60, 30, 4, 6, (PoolComponent("target.c4", 1 << 20),))
 PREFILL = PrefillStatus(Epoch("pe"), True, "", 0, 2, 1, 2, (PAGES,))
-CANARY = CanaryStatus(1.0, 0.05, "", "cma/memory", (Moved("target.c4", 9, 5000, b"", 0.001),))
+CANARY = CanaryStatus(
+    time.time(), 0.05, "", "cma/memory", (Moved("target.c4", 9, 5000, b"", 0.001),)
+)
 WHY = "1 fatal difference (and 5 that follow): geometry.page_tokens: prefill 256, decode 128"
 STATUS = replace(
     READY,
