@@ -7,12 +7,13 @@ on it, and a gate that is asked before an install can't know more.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 from services.pod_settings import PodSettings
 from sluice.config import SpecConfig
 from sluice.engine.describe import DraftIdentity, describe_layout
-from sluice.layout.layout import Layout
+from sluice.layout.layout import Layout, Parallelism
 from sluice.models.base import ModelInfo
 from sluice.models.dspark.load import draft_folder
 from sluice.models.inventory import DraftNeeds, StateNeeds, read_config_file, read_draft_needs
@@ -47,7 +48,8 @@ def declared_layout(settings: PodSettings, role: Role) -> Layout:
     state = (*needs.target, *(drafter.state if drafter else ()))
     components = components_of(state, pool, spec.verify_tokens)
     draft = DraftIdentity(algorithm, NOT_READ) if drafter else None
-    return describe_layout(role, info, pool, spec, components, draft)
+    whole = describe_layout(role, info, pool, spec, components, draft)
+    return replace(whole, parallelism=Parallelism(tensor=settings.tp, context=settings.dcp))
 
 
 def _drafter(
