@@ -18,6 +18,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.router.page.schema import Answer, Status
+from sluice.telemetry.catalogue import BY_ROLE
 from tests.e2e.pods import Pair, Pod, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nixl, pytest.mark.timeout(240)]
@@ -125,8 +126,9 @@ def events_of(pod: Pod) -> list[dict[str, object]]:
 
 
 def metrics_of(text: str) -> dict[str, float]:
+    """Values by name and label values, these in the order of their labels' names."""
     return {
-        f"{sample.name}{{{','.join(sample.labels.values())}}}": sample.value
+        f"{sample.name}{{{','.join(sample.labels[key] for key in sorted(sample.labels))}}}": sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
@@ -164,3 +166,53 @@ def test_a_requests_spans_add_up_to_what_the_router_measured(stack: Stack) -> No
     assert answer.output_tokens == 20
     assert answer.acceptance_tokens is not None
     assert 1 <= answer.acceptance_tokens <= 4
+
+
+def test_every_metric_of_the_catalogue_is_exported_by_its_role(stack: Stack) -> None:
+    stack.ask()
+    texts = {
+        "router": httpx.get(stack.url + "/metrics", trust_env=False).text,
+        "decode": scrape(stack.pair.decode),
+        "prefill": scrape(stack.pair.prefill),
+    }
+    for role, text in texts.items():
+        declared = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+        expected = {metric.name for metric in BY_ROLE[role]}
+        assert {name for name in declared if name.startswith("sluice_")} == expected, role
+    decode, prefill = metrics_of(texts["decode"]), metrics_of(texts["prefill"])
+    assert decode["sluice_pod_ready{decode}"] == 1
+    assert decode["sluice_pod_refusals_total{geometry.page_tokens,decode}"] == 1
+    assert decode["sluice_decode_peers{refused}"] == 1
+    pages = ["free", "held", "quarantined", "cached"]
+    assert sum(decode[f"sluice_pod_items{{decode,PAGE,{state}}}"] for state in pages) == 1024
+    sent = {name: value for name, value in prefill.items() if "transferred" in name}
+    for name, value in sent.items():
+        assert decode[name.replace("prefill", "decode")] == value > 0, "sent and proven received"
+    parts = sum(v for n, v in decode.items() if n.startswith("sluice_decode_ttft_part_seconds_sum"))
+    assert parts == pytest.approx(decode["sluice_decode_ttft_seconds_sum{}"], abs=1e-6)
+
+
+def test_one_request_is_one_trace_over_three_processes(stack: Stack, collector: Collector) -> None:
+    answer = stack.answer(stack.ask().json()["id"])
+    request_id = answer.request_id
+
+    def of(span: Span, key: str) -> str:
+        return next((a.value.string_value for a in span.attributes if a.key == key), "")
+
+    def trace() -> dict[str, Span]:
+        roots = [s for s in collector.spans if of(s, "sluice.request_id") == request_id]
+        ids = {span.trace_id for span in roots}
+        return {span.name: span for span in collector.spans if span.trace_id in ids}
+
+    names = {"router.answer", "router.attempt", "decode.generate", "prefill.run", "adopt"}
+    stack.until(lambda: names <= trace().keys(), f"spans {names} exported", 30.0)
+    spans = trace()
+    assert len({span.trace_id for span in spans.values()}) == 1
+    by_id = {span.span_id: name for name, span in spans.items()}
+    parents = {name: by_id.get(span.parent_span_id, "") for name, span in spans.items()}
+    assert parents["router.answer"] == ""
+    assert parents["router.attempt"] == "router.answer"
+    assert parents["decode.generate"] == "router.attempt"
+    assert parents["prefill.run"] == "decode.generate"
+    assert parents["adopt"] == "decode.generate"
+    assert of(spans["prefill.run"], "sluice.attempt_id") == answer.attempt_id
