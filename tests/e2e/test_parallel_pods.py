@@ -49,6 +49,7 @@ def _pair(folder: Path, model: str, prefill: int, decode: int, context: int) -> 
     return Pair.create(
         folder,
         MODELS / model,
+        {"TMPDIR": str(folder)},  # a killed leader can't take its ranks' meeting place away
         prefill_tp=str(prefill),
         decode_tp=str(decode),
         decode_dcp=str(context),
