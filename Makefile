@@ -47,7 +47,7 @@ up: setup
 test test-clients bench bench-transfer bench-acceptance bench-acceptance-dspark bench-prefix bench-load bench-router: export OMP_NUM_THREADS := 1
 
 test: setup tools
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m tools.run_tests $(PYTEST_ARGS)
 
 # The chart on a real Kubernetes node of its own; root, minutes. See tests/cluster/__main__.py.
 test-cluster: tools

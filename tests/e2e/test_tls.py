@@ -85,7 +85,7 @@ async def _running(folder: Path, model_dir: Path, ca: trustme.CA) -> AsyncIterat
 async def _handshake(address: str, channel: ChannelConfig | None) -> None:
     async with PrefillClient(address, channel) as client:
         request = prefill_pb2.HandshakeRequest(epoch="evil")
-        request.endpoint.metadata = b"evil"
+        request.endpoints.add().metadata = b"evil"
         await client.handshake(request, 5.0)
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from sluice.config import EngineConfig, PoolConfig, SpecConfig
 from sluice.engine.build import build_engine
 from sluice.engine.core import EngineCore
+from sluice.engine.ranks import LeadingCore
 from sluice.models.base import ForwardBatch, Segment
 from sluice.models.config_fields import ConfigFields
 from sluice.models.llama.config import parse_config
@@ -76,7 +77,10 @@ def _requests(vocab: int) -> list[Request]:
 def _core(folder: Path, steps: int | None, parallel: Parallel) -> EngineCore:
     spec = None if steps is None else SpecConfig(steps)
     config = EngineConfig(max_batch_tokens=64)
-    return build_engine(folder, Role.AGGREGATED, POOL, spec, config, parallel=parallel)
+    core = build_engine(folder, Role.AGGREGATED, POOL, spec, config, parallel=parallel)
+    if isinstance(core, LeadingCore):
+        core.lead(lambda _turn: None)  # the test itself tells every rank
+    return core
 
 
 def _stories(folder: Path, steps: int | None, size: int) -> Sequence[dict[RequestId, Story]]:
