@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-POD_TESTS = ("tests/e2e", "tests/integration", "tests/cluster")
+POD_TESTS = ("tests/e2e", "tests/cluster")
 
 
 def pytest_command(*arguments: str) -> list[str]:
