@@ -44,8 +44,8 @@ FAMILIES = [
     Family("tiny-dsv4", 5, 500, outputs=(40, 60), spec_steps=0),
     Family("tiny-kimi", 5, 500, outputs=(60, 200)),  # with its DSPARK draft, so it is quick
     Family("tiny-kimi", 5, 500, outputs=(40, 60), spec_steps=0),
-    # With seeds from 0, token 54 of one sampled answer differs, every time: unexplained, a draw at the edge
-    # between two tokens that batching moves is the likely cause. To be settled before this is believed.
+    # Not seeds from 0: seed 9's uniform for token 54 lies 1.4e-8 from the edge between two tokens (all its other
+    # draws at least 9e-4 away), which is less than float32 rounds when a row is computed in another batch.
     Family("llama", 5, 64, outputs=(60, 200), first_seed=100),
     Family("qwen3", 5, 64, outputs=(60, 200)),
 ]
