@@ -35,66 +35,69 @@ class LoadedModel:
     draft: DraftModel | DSparkDraft | None
 
 
-Loader = Callable[[Path, torch.dtype, str, bool, Parallel, ContextParallel], LoadedModel]
+@dataclass(frozen=True)
+class _Wanted:
+    """Which checkpoint, this rank's part of it, and how."""
+
+    folder: Path
+    dtype: torch.dtype
+    device: str
+    draft: bool
+    parallel: Parallel
+    context: ContextParallel
 
 
-def _deepseek_v4(
-    folder: Path,
-    dtype: torch.dtype,
-    device: str,
-    draft: bool,
-    parallel: Parallel,
-    context: ContextParallel,
-) -> LoadedModel:
-    _refuse_context(folder, context)
-    loaded = load_deepseek_v4(folder, dtype=dtype, device=device, draft=draft, parallel=parallel)
+Loader = Callable[[_Wanted], LoadedModel]
+
+
+def _deepseek_v4(wanted: _Wanted) -> LoadedModel:
+    _refuse_context(wanted)
+    loaded = load_deepseek_v4(
+        wanted.folder,
+        dtype=wanted.dtype,
+        device=wanted.device,
+        draft=wanted.draft,
+        parallel=wanted.parallel,
+    )
     return LoadedModel(loaded.target, loaded.draft)
 
 
-def _llama(
-    folder: Path,
-    dtype: torch.dtype,
-    device: str,
-    draft: bool,
-    parallel: Parallel,
-    context: ContextParallel,
-) -> LoadedModel:
-    _refuse_context(folder, context)
-    target = load_llama(folder, dtype=dtype, device=device, parallel=parallel)
-    return LoadedModel(target, _dspark(folder, target, dtype, device, parallel) if draft else None)
-
-
-def _kimi_linear(
-    folder: Path,
-    dtype: torch.dtype,
-    device: str,
-    draft: bool,
-    parallel: Parallel,
-    context: ContextParallel,
-) -> LoadedModel:
-    target = load_kimi_linear(
-        folder, dtype=dtype, device=device, parallel=parallel, context=context
+def _llama(wanted: _Wanted) -> LoadedModel:
+    _refuse_context(wanted)
+    target = load_llama(
+        wanted.folder, dtype=wanted.dtype, device=wanted.device, parallel=wanted.parallel
     )
-    return LoadedModel(target, _dspark(folder, target, dtype, device, parallel) if draft else None)
+    return LoadedModel(target, _dspark(wanted, target))
 
 
-def _refuse_context(folder: Path, context: ContextParallel) -> None:
-    if context.size > 1:
+def _kimi_linear(wanted: _Wanted) -> LoadedModel:
+    target = load_kimi_linear(
+        wanted.folder,
+        dtype=wanted.dtype,
+        device=wanted.device,
+        parallel=wanted.parallel,
+        context=wanted.context,
+    )
+    return LoadedModel(target, _dspark(wanted, target))
+
+
+def _refuse_context(wanted: _Wanted) -> None:
+    if wanted.context.size > 1:
         raise ConfigError(
-            f"{folder.name}: context parallelism of {context.size} ranks is for models that keep latents of "
-            "every token (Kimi Linear)",
+            f"{wanted.folder.name}: context parallelism of {wanted.context.size} ranks is for models that keep "
+            "latents of every token (Kimi Linear)",
             stage="load",
             remedy="set the pod's DCP to 1",
         )
 
 
-def _dspark(
-    folder: Path, target: ReadableTarget, dtype: torch.dtype, device: str, parallel: Parallel
-) -> DSparkDraft | None:
-    where = draft_folder(folder)
+def _dspark(wanted: _Wanted, target: ReadableTarget) -> DSparkDraft | None:
+    where = draft_folder(wanted.folder) if wanted.draft else None
     if where is None:
         return None
-    return load_dspark(where, target, dtype=dtype, device=device, parallel=parallel)
+    return load_dspark(
+        where, target, dtype=wanted.dtype, device=wanted.device, parallel=wanted.parallel
+    )
 
 
 LOADERS: Mapping[str, Loader] = {
@@ -127,7 +130,7 @@ def load_model(
             stage="load",
             remedy=f"supported: {', '.join(sorted(LOADERS))}",
         )
-    return loader(model_dir, _dtype(dtype), device, draft, parallel, context)
+    return loader(_Wanted(model_dir, _dtype(dtype), device, draft, parallel, context))
 
 
 def _architecture(model_dir: Path) -> str:
