@@ -98,15 +98,11 @@ def _write(call: Call) -> str:
 
 def grammar(tools: Sequence[Tool], many: bool, lark: Lark) -> str:
     """Rule body of calls after the section's marker."""
-    calls = [
-        lark.rule(
-            "call",
-            f"{lark.text(_invoke(tool.name))} {_parameters(arguments_schema(tool), lark)}"
-            f"{lark.text(_BREAK + MARKERS.close)}",
-        )
+    call = lark.any_call(
+        f"{lark.text(_invoke(tool.name))} {_parameters(arguments_schema(tool), lark)}"
+        f"{lark.text(_BREAK + MARKERS.close)}"
         for tool in tools
-    ]
-    call = lark.rule("body", " | ".join(calls))
+    )
     return f"({call}){'+' if many else ''} {lark.text(_BREAK + SECTION_END)}"
 
 

@@ -106,15 +106,11 @@ def _before_arguments(name: str) -> str:
 
 def grammar(tools: Sequence[Tool], many: bool, lark: Lark) -> str:
     """Rule body of calls after the first marker. The name is fixed text, the arguments are JSON."""
-    bodies = [
-        lark.rule(
-            "call",
-            f"{lark.text(_before_arguments(tool.name))} "
-            f"{lark.json(arguments_schema(tool))} {lark.text('}')}",
-        )
+    call = lark.any_call(
+        f"{lark.text(_before_arguments(tool.name))} "
+        f"{lark.json(arguments_schema(tool))} {lark.text('}')}"
         for tool in tools
-    ]
-    call = lark.rule("body", " | ".join(bodies))
+    )
     rest = f"{lark.text(_BREAK)} {call} {lark.text(_BREAK + MARKERS.close)}"
     again = f" ({lark.text(_BREAK + MARKERS.open)} {rest})*" if many else ""
     return rest + again

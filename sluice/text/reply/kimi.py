@@ -60,14 +60,10 @@ def _write(call: Call) -> str:
 
 def grammar(tools: Sequence[Tool], many: bool, lark: Lark) -> str:
     """Rule body of calls after the section's marker."""
-    bodies = [
-        lark.rule(
-            "call",
-            f"{lark.text(f'{MARKERS.open}functions.{tool.name}:')} /[0-9]{{1,4}}/ "
-            f"{lark.text(ARGUMENTS)} {lark.json(arguments_schema(tool))} "
-            f"{lark.text(MARKERS.close)}",
-        )
+    call = lark.any_call(
+        f"{lark.text(f'{MARKERS.open}functions.{tool.name}:')} /[0-9]{{1,4}}/ "
+        f"{lark.text(ARGUMENTS)} {lark.json(arguments_schema(tool))} "
+        f"{lark.text(MARKERS.close)}"
         for tool in tools
-    ]
-    call = lark.rule("body", " | ".join(bodies))
+    )
     return f"({call}){'+' if many else ''} {lark.text(SECTION_END)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sluice.grammar.language import JSON_WHITESPACE
@@ -39,6 +39,10 @@ class Lark:
         name = f"{kind}_{len(self._rules)}"
         self._rules.append(f"{name}: {body}")
         return name
+
+    def any_call(self, bodies: Iterable[str]) -> str:
+        """A rule of one call to any tool, each of which has one of ``bodies``; its name."""
+        return self.rule("body", " | ".join([self.rule("call", body) for body in bodies]))
 
     def text(self, text: str) -> str:
         """Exactly this text; a special token's spelling is that token."""
