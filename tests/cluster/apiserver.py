@@ -38,7 +38,10 @@ def binary(name: str) -> Path:
         return Path(folder) / name
     if name == "etcd" and (found := shutil.which(name)):
         return Path(found)
-    pytest.skip(f"no {name}: set {ASSETS} to a folder with kube-apiserver and etcd")
+    pytest.skip(
+        f"no {name} in {ASSETS}={folder!r}: set it to a folder with kube-apiserver and etcd, as setup-envtest makes"
+        " (for etcd alone, Debian's etcd-server will do)"
+    )
 
 
 def free_port() -> int:

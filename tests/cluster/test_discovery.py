@@ -20,7 +20,6 @@ from tests.unit.router.pairing_rig import lease_of, peers, running
 
 pytestmark = [
     pytest.mark.asyncio,
-    pytest.mark.optional(reason="needs kube-apiserver and etcd (KUBEBUILDER_ASSETS)"),
     pytest.mark.slow,
     pytest.mark.timeout(180),
 ]

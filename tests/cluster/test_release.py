@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,8 @@ from typing import Any
 import pytest
 
 from tests.chart.helm import CHART, Helm, HelmFailed, find_helm
-from tests.cluster.apiserver import ASSETS, ApiServer
+from tests.cluster.apiserver import ApiServer
 
-pytestmark = (
-    pytest.mark.optional(reason=f"needs a kube-apiserver in the folder that {ASSETS} names")
-    if not os.environ.get(ASSETS)
-    else []
-)
 OLD_SERVER = Path(__file__).parent / "node-values.yaml"
 KINDS = (
     "apis/apps/v1/namespaces/default/deployments",
