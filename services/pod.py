@@ -23,8 +23,9 @@ from sluice.pools.base import StateMemory
 from sluice.rpc.messages import PodLayout
 from sluice.transfer.faults import FaultPoint, Faults
 from sluice.transfer.nixl import NixlPlane
-from sluice.transfer.plane import Endpoint
+from sluice.transfer.plane import Endpoint, Plane
 from sluice.transfer.side import Place, RankSide
+from sluice.transfer.slow_plane import SlowPlane
 from sluice.transfer.worker import TransferWorker
 from sluice.types import Epoch, Role
 
@@ -90,7 +91,9 @@ async def _opened(
     gc.freeze()
     faults = settings.faults()
     # The agent's name carries the epoch: NIXL never forgives a name that comes back with other memory.
-    plane = NixlPlane(f"{role.value}-{epoch}-0", initiator=role is Role.PREFILL)
+    plane: Plane = NixlPlane(f"{role.value}-{epoch}-0", initiator=role is Role.PREFILL)
+    if faults.directory is not None:  # tests only
+        plane = SlowPlane(plane, faults.link_rate)
     worker = TransferWorker(
         plane,
         before_post=lambda _group: faults.reach_blocking(FaultPoint.PREFILL_POST),

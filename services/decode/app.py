@@ -66,7 +66,7 @@ async def serve(settings: DecodeSettings) -> None:
         canary = Canary(
             attempts, pod.info.layout, pod.vocab_size, metrics, settings.canary_floor_bytes_s
         )
-        peers.prove = canary.run
+        peers.proving.canary = canary.run
         readiness = Readiness(pod, peers, settings.max_quarantined_share)
         metrics.watch(pod, lambda: readiness.state.ready)
         metrics.watch_peers(pod, peers)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from services.decode.ledger import Ledger
 from services.decode.metering import DecodeMetrics
 from services.decode.peer import Held, Peer
-from services.decode.peers import RESERVING, Peers
+from services.decode.peers import Peers
 from services.decode.proof import Proof
+from services.decode.proving import RESERVING
 from services.sides import Sides
 from sluice.engine.facade import EngineFacade
 from sluice.engine.outputs import Reservation

@@ -106,6 +106,11 @@ class DecodeMetrics(PodMetrics):
 
 def _peer_samples(peers: Peers) -> Iterator[Sample]:
     statuses = [peer.status() for peer in peers.all()]
+    for peer in peers.all():
+        if (
+            peer.canary_passed_unix_s
+        ):  # also while later ones fail: its age is what an alarm looks at
+            yield Sample(CANARY_PASSED_AT, peer.canary_passed_unix_s, (peer.address,))
     counts = Counter(status.state for status in statuses)
     for state in PeerState:
         yield Sample(PEERS, counts[state.value], (state.value,))
@@ -113,8 +118,6 @@ def _peer_samples(peers: Peers) -> Iterator[Sample]:
         canary = status.canary
         if canary is None:
             continue
-        if not canary.failure:
-            yield Sample(CANARY_PASSED_AT, canary.finished_unix_s, (status.address,))
         if canary.transport:
             yield Sample(TRANSPORT, 1, (status.address, canary.transport))
         for moved in canary.components:

@@ -70,6 +70,7 @@ class Peer:
     proven: bool = False  # its last canary passed, in this epoch
     unproven: str = UNPROVEN
     canary: CanaryStatus | None = None  # the last one
+    canary_passed_unix_s: float = 0.0  # when one passed last, in any epoch; 0 = never
     served: int = 0  # requests whose state arrived from it, proven
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     prefill: PrefillStatus | None = None  # as of its last ping

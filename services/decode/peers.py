@@ -6,16 +6,15 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from services.decode.peer import UNPROVEN, Held, Peer, PeerState, PeerTimes
+from services.decode.proving import Proving
 from services.discovery.registry import PodState, RegistryView
 from services.environment import split_address
 from sluice.errors import (
-    DeadlineExceeded,
     LayoutRefused,
     NotReady,
-    Overloaded,
     PeerLost,
     SluiceError,
     StaleEpoch,
@@ -23,7 +22,7 @@ from sluice.errors import (
 from sluice.layout.layout import Layout
 from sluice.layout.negotiate import Agreement, Refusal, negotiate
 from sluice.rpc.channel import ChannelConfig
-from sluice.rpc.messages import CanaryStatus, PeerStatus
+from sluice.rpc.messages import PeerStatus
 from sluice.rpc.prefill_link import PingAnswer, PrefillLink
 from sluice.telemetry.logging import get_logger
 from sluice.transfer.grant import GrantEvent
@@ -32,8 +31,6 @@ from sluice.types import AttemptId, Epoch, Role
 
 log = get_logger(__name__)
 _NO_EPOCH = Epoch("")
-Prove = Callable[[str], Awaitable[CanaryStatus]]
-RESERVING = "reserve"  # stage of errors about our own capacity
 
 
 class Peers:
@@ -59,10 +56,9 @@ class Peers:
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._change = asyncio.Event()
         self.discovery_problem = ""
-        self.prove: Prove | None = None  # the canary; set once, before the first ``add``
         self.on_refused: Callable[[Refusal], None] = lambda _refusal: None
         self.quarantines = 0  # since the start
-        self._one_canary = asyncio.Lock()  # its cost is bounded: never two at once
+        self.proving = Proving(self._times, self._change.set)
 
     def follow(self, view: RegistryView) -> None:
         """Keep a pairing with every prefill that discovery knows, and with no other once it isn't needed."""
@@ -176,8 +172,8 @@ class Peers:
                 await self._ask_drained(peer)
                 if peer.held:  # another canary would only pin more rows
                     raise NotReady(f"{len(peer.held)} attempts may still write", stage="peer")
-                await self._prove(peer)
-                again = asyncio.create_task(self._prove_again(peer))
+                await self.proving.first(peer)
+                again = asyncio.create_task(self.proving.again(peer))
                 try:
                     await self._watch(peer)
                 finally:
@@ -227,57 +223,6 @@ class Peers:
                 peer.lost = asyncio.Event()
             self._set(peer, PeerState.AGREED, "")
         return outcome
-
-    async def _prove(self, peer: Peer) -> None:
-        """Readiness counts a peer only after every component really crossed."""
-        while self.prove is not None and not peer.proven:
-            try:
-                async with self._one_canary:
-                    peer.canary = await self.prove(peer.address)
-                break
-            except (Overloaded, DeadlineExceeded) as error:
-                if error.stage != RESERVING:
-                    self._unproven(peer, error)
-                    raise
-                # Our own pools are full, which says nothing about the peer.
-                await asyncio.sleep(self._times.retry_s)
-            except SluiceError as error:
-                self._unproven(peer, error)
-                raise
-        peer.proven = True
-        self._change.set()
-
-    async def _prove_again(self, peer: Peer) -> None:
-        """Beside the pings: a pair that stopped moving state turns red, and green again by itself.
-
-        Running requests are left alone; each proves its own state. New ones go elsewhere.
-        """
-        while self.prove is not None:
-            times = self._times
-            await asyncio.sleep(times.canary_every_s if peer.proven else times.canary_retry_s)
-            served = peer.served
-            try:
-                async with self._one_canary:
-                    peer.canary = await self.prove(peer.address)
-            except (Overloaded, DeadlineExceeded) as error:
-                # Full pools, here or there. Without any request that got through it is not mere load.
-                if error.stage == RESERVING or peer.served > served:
-                    continue
-                self._unproven(peer, error)
-            except SluiceError as error:
-                self._unproven(peer, error)
-            else:
-                if not peer.proven:
-                    log.info("canary_recovered", peer=peer.address)
-                peer.proven = True
-                self._change.set()
-
-    def _unproven(self, peer: Peer, error: SluiceError) -> None:
-        peer.unproven = f"its canary failed: {error}"
-        peer.canary = CanaryStatus(time.time(), 0.0, str(error))
-        peer.proven = False
-        log.warning("canary_failed", peer=peer.address, error=str(error), code=error.code)
-        self._change.set()
 
     async def _watch(self, peer: Peer) -> None:
         """Ping until something ends the pairing; raises ``PeerLost``. Returns when a new handshake is due."""

@@ -51,7 +51,10 @@ async def serve(settings: PrefillSettings) -> None:
         )
         metrics.watch(pod, lambda: servicer.status().ready)
         metrics.watch_attempts(
-            lambda: len(peers), lambda: len(attempts), lambda: len(pod.worker.stuck())
+            lambda: len(peers),
+            lambda: len(attempts),
+            lambda: len(pod.worker.stuck()),
+            lambda: pod.engine.latest_stats.prefix_bytes,
         )
         await server.start()
         watch = asyncio.create_task(_watch(pod, peers, server))

@@ -11,6 +11,7 @@ from sluice.telemetry.catalogue import (
     PREFILL_COMPUTE,
     PREFILL_LIVE,
     PREFILL_PAIRED,
+    PREFILL_PREFIX_BYTES,
     PREFILL_PROMPT_TOKENS,
     PREFILL_QUEUE,
     PREFILL_STUCK,
@@ -44,7 +45,11 @@ class PrefillMetrics(PodMetrics):
         self.crossed(complete.components)
 
     def watch_attempts(
-        self, paired: Callable[[], int], live: Callable[[], int], stuck: Callable[[], int]
+        self,
+        paired: Callable[[], int],
+        live: Callable[[], int],
+        stuck: Callable[[], int],
+        prefix_bytes: Callable[[], int],
     ) -> None:
         """Read these from now on."""
 
@@ -52,5 +57,7 @@ class PrefillMetrics(PodMetrics):
             yield Sample(PREFILL_PAIRED, paired())
             yield Sample(PREFILL_LIVE, live())
             yield Sample(PREFILL_STUCK, stuck())
+            yield Sample(PREFILL_PREFIX_BYTES, prefix_bytes())
 
-        self.metrics.lazily((PREFILL_PAIRED, PREFILL_LIVE, PREFILL_STUCK), read)
+        lazy = (PREFILL_PAIRED, PREFILL_LIVE, PREFILL_STUCK, PREFILL_PREFIX_BYTES)
+        self.metrics.lazily(lazy, read)

@@ -236,6 +236,10 @@ PREFILL_PROMPT_TOKENS = _counter(
 PREFILL_CACHED_TOKENS = _counter(
     "sluice_prefill_cached_tokens_total", "Of those, tokens whose state had been kept."
 )
+PREFILL_PREFIX_BYTES = _gauge(
+    "sluice_prefill_prefix_cache_bytes",
+    "State kept for prompts that begin alike, in pages and on the host.",
+)
 PREFILL_PAIRED = _gauge("sluice_prefill_paired", "Decode pods this pod has agreed with.")
 PREFILL_LIVE = _gauge("sluice_prefill_live_attempts", "Attempts not settled yet.")
 PREFILL_STUCK = _gauge(
@@ -301,6 +305,7 @@ _PREFILL = (
     PREFILL_BUSY,
     PREFILL_PROMPT_TOKENS,
     PREFILL_CACHED_TOKENS,
+    PREFILL_PREFIX_BYTES,
     PREFILL_PAIRED,
     PREFILL_LIVE,
     PREFILL_STUCK,

@@ -2,7 +2,8 @@
 
 A directory steers it from outside the process: while ``hold.NAME`` exists, whoever reaches NAME creates
 ``at.NAME`` and waits for ``hold.NAME`` to vanish. That makes "abort in the middle of a chunk" a fact, not a race.
-``flip.COMPONENT`` damages one received byte of that component, once.
+``flip.COMPONENT`` damages one received byte of that component, once. While ``slow.link`` exists, the bytes a second in
+it are what a prefill pod's link gives.
 """
 
 from __future__ import annotations
@@ -56,6 +57,15 @@ class Faults:
             return False
         order.unlink()
         return True
+
+    def link_rate(self) -> float | None:
+        """Bytes a second that the link is slowed to; None = it isn't."""
+        if self.directory is None:
+            return None
+        try:
+            return float((self.directory / "slow.link").read_text())
+        except FileNotFoundError:
+            return None
 
     async def reach(self, point: FaultPoint) -> None:
         """Wait here while a test holds this point."""

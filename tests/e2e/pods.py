@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -13,6 +14,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
+from urllib.request import urlopen
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
 
 from sluice.errors import SluiceError
 from sluice.rpc.client import DecodeClient, PrefillClient
@@ -100,6 +106,29 @@ class Pod:
 
     def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
+
+    def health(self, service: str = "") -> bool:
+        """What a probe hears: whether this service is SERVING."""
+        with grpc.insecure_channel(self.address) as channel:
+            request = health_pb2.HealthCheckRequest(service=service)
+            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def log_lines(self) -> list[dict[str, object]]:
+        lines = self.log_file.read_text().splitlines()
+        whole = (line for line in lines if line.startswith("{") and line.endswith("}"))
+        return [json.loads(line) for line in whole]
+
+    def scrape(self) -> dict[str, float]:
+        """``name{label values}`` to value, over the port that the log names; of this life or the last."""
+        found = [line for line in self.log_lines() if line["event"] == "metrics_listening"]
+        with urlopen(f"http://{found[-1]['address']}/metrics", timeout=5) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        return {
+            f"{sample.name}{{{','.join(sample.labels.values())}}}": sample.value
+            for family in families
+            for sample in family.samples
+        }
 
     def log_tail(self, lines: int = 30) -> str:
         text = self.log_file.read_text(errors="replace")

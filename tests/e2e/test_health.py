@@ -10,7 +10,6 @@ import grpc
 import psutil
 import pytest
 from google.protobuf import descriptor_pool, message_factory
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
@@ -20,8 +19,6 @@ from tests.e2e.pods import Pair, eventually, generate
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nixl, pytest.mark.timeout(180)]
 
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 IDLE_SECONDS = 6.0
 IDLE_SHARE = 0.02  # of one core
 
@@ -33,12 +30,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[
     asyncio.run(pair.ready())
     yield pair
     pair.kill()
-
-
-def health(address: str, service: str) -> int:
-    with grpc.insecure_channel(address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        return int(stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5).status)
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
@@ -63,36 +54,36 @@ def test_a_stock_client_reads_health_and_layout_through_reflection(pair: Pair, r
     names = [component.name for component in layout.components]
     assert "draft.swa" in names
     assert names.index("draft.swa") > max(i for i, n in enumerate(names) if n.startswith("target."))
-    assert health(pod.address, service) == SERVING
+    assert pod.health(service)
 
 
 def test_readiness_follows_the_peer_and_liveness_does_not(pair: Pair) -> None:
     names = ("sluice.v1.Decode", "sluice.layout")
 
-    async def all_are(status: int, timeout_s: float) -> None:
+    async def all_are(serving: bool, timeout_s: float) -> None:
         async def look() -> bool:
-            return all(health(pair.decode.address, name) == status for name in names)
+            return all(pair.decode.health(name) == serving for name in names)
 
-        await eventually(look, timeout_s, f"{names} at {status}")
-        assert health(pair.decode.address, "") == SERVING
+        await eventually(look, timeout_s, f"{names} at {serving}")
+        assert pair.decode.health()
 
     async def agreed() -> None:
         async def look() -> bool:
-            return health(pair.prefill.address, "sluice.layout") == SERVING
+            return pair.prefill.health("sluice.layout")
 
         await eventually(look, 5, "prefill ready: a decode pod has agreed")
 
     async def follow() -> None:
-        await all_are(SERVING, 5)
+        await all_are(True, 5)
         await agreed()
         pair.prefill.freeze()
-        await all_are(NOT_SERVING, 6)
+        await all_are(False, 6)
         async with DecodeClient(pair.decode.address) as client:
             status = await client.get_status(2.0)
         assert not status.ready
         assert pair.prefill.address in status.reason
         pair.prefill.thaw()
-        await all_are(SERVING, 10)
+        await all_are(True, 10)
         assert len((await generate(pair, (5, 6, 7))).token_ids) == 16
 
     asyncio.run(follow())

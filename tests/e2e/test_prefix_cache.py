@@ -68,6 +68,7 @@ def test_a_reused_beginning_is_handed_over_whole(
         debug_fill="nan",
         max_batch_tokens="300",
         prefill_num_pages="24",
+        prefill_metrics_listen="127.0.0.1:0",
         **CACHE,
     )
 
@@ -82,6 +83,8 @@ def test_a_reused_beginning_is_handed_over_whole(
         async with PrefillClient(pair.prefill.address) as client:
             pages = (await client.get_status(2.0)).pools[0]
         assert 0 < pages.cached <= pages.total
+        kept = pair.prefill.scrape()["sluice_prefill_prefix_cache_bytes{}"]
+        assert 0 < kept <= int(CACHE["prefill_prefix_cache_bytes"])
 
     pair.start()
     try:

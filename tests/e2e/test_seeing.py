@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from sluice.transfer.faults import FaultPoint
 from sluice.transfer.messages import Timings
 from sluice.types import Sampling
-from tests.e2e.pods import Pair, Pod, generate
+from tests.e2e.pods import Pair, generate
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nixl, pytest.mark.timeout(180)]
 
@@ -36,25 +33,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[
     asyncio.run(pair.ready())
     yield pair
     pair.kill()
-
-
-def log_lines(pod: Pod) -> list[dict[str, object]]:
-    lines = pod.log_file.read_text().splitlines()
-    return [json.loads(line) for line in lines if line.startswith("{")]
-
-
-def scrape(pod: Pod) -> dict[str, float]:
-    """``name{label values}`` to value, over the port that the log names."""
-    (address,) = (
-        line["address"] for line in log_lines(pod) if line["event"] == "metrics_listening"
-    )
-    with urlopen(f"http://{address}/metrics", timeout=5) as answer:
-        families = text_string_to_metric_families(answer.read().decode())
-        return {
-            f"{sample.name}{{{','.join(sample.labels.values())}}}": sample.value
-            for family in families
-            for sample in family.samples
-        }
 
 
 def parts_of(timings: Timings) -> dict[str, float]:

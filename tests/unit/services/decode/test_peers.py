@@ -12,7 +12,8 @@ import pytest_asyncio
 
 import services.decode.peers
 from services.decode.peer import Held, PeerState, PeerTimes
-from services.decode.peers import RESERVING, Peers
+from services.decode.peers import Peers
+from services.decode.proving import RESERVING
 from sluice.errors import NotReady, Overloaded, PeerLost
 from sluice.layout.negotiate import Agreement, negotiate
 from sluice.rpc.messages import CanaryStatus, PrefillStatus
@@ -110,7 +111,7 @@ async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
     monkeypatch.setattr(Peers, "_refused", listening)
     endpoint = Endpoint("loopback", "agent", b"", "DRAM", 0, ())
     peers = Peers(DECODE, Epoch("d"), (endpoint,), allow_missing_draft=False, times=FAST)
-    peers.prove = canary.run
+    peers.proving.canary = canary.run
     yield Scene(peers, link, canary)
     await peers.close()
 
@@ -122,7 +123,7 @@ async def test_a_peer_takes_requests_only_after_its_canary(scene: Scene) -> None
         await gate.wait()
         return PASSED
 
-    scene.peers.prove = slow
+    scene.peers.proving.canary = slow
     scene.peers.add(ADDRESS)
     await scene.until(PeerState.AGREED, proven=False)
     with pytest.raises(NotReady, match="canary"):

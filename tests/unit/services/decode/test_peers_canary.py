@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from services.decode.peer import PeerState
-from services.decode.peers import RESERVING
+from services.decode.proving import RESERVING
 from sluice.errors import DeadlineExceeded, DigestMismatch, NotReady, Overloaded
 from sluice.rpc.messages import CanaryStatus
 from tests.unit.services.decode.test_peers import ADDRESS, OFTEN, PASSED, Scene, scene
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio
 
 
 async def test_a_canary_that_fails_later_turns_the_pair_red_and_it_recovers(scene: Scene) -> None:
-    scene.peers._times = OFTEN
+    scene.peers.proving._times = OFTEN
     peer = scene.peers.add(ADDRESS)
     await scene.until(PeerState.AGREED, proven=True)
     lost = peer.lost
@@ -29,6 +29,7 @@ async def test_a_canary_that_fails_later_turns_the_pair_red_and_it_recovers(scen
     assert "target.c4: a byte changed" in status.reason
     assert status.canary is not None
     assert "a byte changed" in status.canary.failure
+    assert peer.canary_passed_unix_s == PASSED.finished_unix_s, "its age is what an alarm looks at"
     with pytest.raises(NotReady, match="a byte changed"):
         scene.peers.require(ADDRESS)
     assert not lost.is_set(), "running requests prove their own state; they go on"
@@ -47,7 +48,7 @@ async def test_a_canary_that_fails_later_turns_the_pair_red_and_it_recovers(scen
 async def test_our_own_full_pools_say_nothing_about_a_proven_peer(
     scene: Scene, error: Exception
 ) -> None:
-    scene.peers._times = OFTEN
+    scene.peers.proving._times = OFTEN
     peer = scene.peers.add(ADDRESS)
     await scene.until(PeerState.AGREED, proven=True)
     scene.canary.errors = [error] * 3
@@ -75,8 +76,8 @@ async def test_a_busy_prefill_is_not_a_broken_one_while_requests_get_through(
         await asyncio.sleep(60)
         return PASSED
 
-    scene.peers.prove = late
-    again = asyncio.create_task(scene.peers._prove_again(peer))
+    scene.peers.proving.canary = late
+    again = asyncio.create_task(scene.peers.proving.again(peer))
     peer.proven, scene.peers._times = True, OFTEN
     await ended.wait()
     await asyncio.sleep(0)
@@ -86,7 +87,7 @@ async def test_a_busy_prefill_is_not_a_broken_one_while_requests_get_through(
 
 
 async def test_two_canaries_never_run_at_once(scene: Scene) -> None:
-    scene.peers._times = OFTEN
+    scene.peers.proving._times = OFTEN
     running = most = 0
 
     async def counted(address: str) -> CanaryStatus:
@@ -97,7 +98,7 @@ async def test_two_canaries_never_run_at_once(scene: Scene) -> None:
         running -= 1
         return PASSED
 
-    scene.peers.prove = counted
+    scene.peers.proving.canary = counted
     for port in range(1, 5):
         scene.peers.add(f"127.0.0.1:{port}")
     await asyncio.sleep(0.3)

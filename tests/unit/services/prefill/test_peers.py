@@ -56,6 +56,12 @@ class NoMemory:
         return ()
 
 
+async def turns() -> None:
+    """As many of the event loop as any step here needs, however long each takes."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
 def peers_and_worker(**changes: Any) -> tuple[Peers, StubWorker, Any]:
     prefill, decode = example_pair(**changes)
     worker = StubWorker()
@@ -85,7 +91,7 @@ async def test_a_handshake_cancelled_while_connecting_does_not_bar_the_epoch() -
 async def test_two_handshakes_at_once_connect_once() -> None:
     peers, worker, decode = peers_and_worker()
     both = [asyncio.create_task(pair(peers, decode)) for _ in range(2)]
-    await asyncio.sleep(0.01)
+    await turns()
     worker.connecting[0].set_result(StubLink())
     assert all(isinstance(outcome, Agreement) for outcome in await asyncio.gather(*both))
     assert len(worker.connecting) == len(peers) == 1
@@ -94,12 +100,12 @@ async def test_two_handshakes_at_once_connect_once() -> None:
 async def test_a_failed_connection_is_tried_again_by_the_next_handshake() -> None:
     peers, worker, decode = peers_and_worker()
     first = asyncio.create_task(pair(peers, decode))
-    await asyncio.sleep(0.01)
+    await turns()
     worker.connecting[0].set_exception(TransferFailed("no route"))
     with pytest.raises(TransferFailed, match="no route"):
         await first
     second = asyncio.create_task(pair(peers, decode))
-    await asyncio.sleep(0.01)
+    await turns()
     worker.connecting[1].set_result(StubLink())
     assert isinstance(await second, Agreement)
 
@@ -107,7 +113,7 @@ async def test_a_failed_connection_is_tried_again_by_the_next_handshake() -> Non
 async def test_a_broken_link_is_made_anew_once_nothing_uses_it() -> None:
     peers, worker, decode = peers_and_worker()
     first = asyncio.create_task(pair(peers, decode))
-    await asyncio.sleep(0.01)
+    await turns()
     broken = StubLink()
     worker.connecting[0].set_result(broken)
     agreement = await first
@@ -118,7 +124,7 @@ async def test_a_broken_link_is_made_anew_once_nothing_uses_it() -> None:
     assert worker.disconnected == [], "an attempt may still write through it"
     peers.require(EPOCH, agreement.digest).attempts.clear()
     again = asyncio.create_task(pair(peers, decode))
-    await asyncio.sleep(0.01)
+    await turns()
     assert worker.disconnected == [broken]
     worker.connecting[1].set_result(StubLink())
     assert isinstance(await again, Agreement)
