@@ -44,11 +44,11 @@ class Release:
     def install(self, *settings: str) -> None:
         self.helm("install", NAME, str(CHART), "--create-namespace", *self._words(settings))
 
-    def upgrade(self, *settings: str) -> None:
-        self.helm("upgrade", NAME, str(CHART), *self._words(settings))
+    def upgrade(self, *settings: str, timeout: str = "8m") -> None:
+        self.helm("upgrade", NAME, str(CHART), *self._words(settings, timeout))
 
-    def _words(self, settings: tuple[str, ...]) -> list[str]:
-        words = ["--wait", "--timeout", "8m"]
+    def _words(self, settings: tuple[str, ...], timeout: str = "8m") -> list[str]:
+        words = ["--wait", "--timeout", timeout]
         for file in VALUES:
             words += ["--values", str(file)]
         for setting in settings:
