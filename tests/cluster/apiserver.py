@@ -52,11 +52,10 @@ def free_port() -> int:
 
 @dataclass
 class ApiServer:
-    """Use as a context manager. ``flags`` go to kube-apiserver; ``controllers`` also runs the controller manager."""
+    """Use as a context manager. ``flags`` go to kube-apiserver. No controllers run: nobody acts on what is made."""
 
     folder: Path
     flags: Sequence[str] = ()
-    controllers: bool = False
     port: int = field(default_factory=free_port)
     _etcd_port: int = field(default_factory=free_port)
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -66,8 +65,7 @@ class ApiServer:
         return f"https://127.0.0.1:{self.port}"
 
     def __enter__(self) -> ApiServer:
-        programs = ["etcd", "kube-apiserver"]
-        for name in programs + ["kube-controller-manager"] * self.controllers:
+        for name in ("etcd", "kube-apiserver"):
             binary(name)  # before anything is started
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "tokens.csv").write_text(_TOKENS)
@@ -75,8 +73,6 @@ class ApiServer:
         try:
             self._start_etcd()
             self.start()
-            if self.controllers:
-                self._start_controllers()
         except BaseException:
             self.__exit__()
             raise
@@ -153,16 +149,6 @@ class ApiServer:
             f"--initial-advertise-peer-urls={peer}",
             f"--initial-cluster=default={peer}",
             "--unsafe-no-fsync",
-        )
-
-    def _start_controllers(self) -> None:
-        self._run(
-            "kube-controller-manager",
-            f"--kubeconfig={self.kubeconfig()}",
-            "--leader-elect=false",
-            f"--service-account-private-key-file={self.folder / 'sa.key'}",
-            "--port=0",
-            "--secure-port=0",
         )
 
     def _run(self, name: str, *arguments: str) -> None:
