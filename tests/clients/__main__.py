@@ -1,8 +1,8 @@
 """``make test-clients``: other people's clients, each in an environment of its own, against a running stack.
 
-The model is the small one of this repository with a chat template, so answers are gibberish: what is held to a
-grammar must still parse. Prints a table; the exit code counts the clients that failed. Names as arguments run
-only those.
+The stack is prefill, decode and router as three processes, with API keys on. The model is the small one of this
+repository with a chat template, so answers are gibberish: what is held to a grammar must still parse. Prints a table;
+the exit code counts the clients that failed or could not be installed. Names as arguments run only those.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from sluice.apikeys import ApiKey, digest_of, new_secret
 from sluice.cli.stack import Stack, StackConfig, run_stack
 from sluice.config import PoolMode
 
@@ -44,7 +46,8 @@ class Client:
 
 
 _FRAMEWORKS = ("langchain-openai", "litellm", "instructor")
-_NODE = ("openai@7", "ai@6", "@ai-sdk/openai-compatible@2", "zod@4")
+# The newest majors need node 22, which npm has too.
+_NODE = ("node@22", "openai@7", "ai@7", "@ai-sdk/openai-compatible@3", "@ai-sdk/openai@4", "zod@4")
 _LM_EVAL = (
     "aiohttp", "datasets", "dill", "evaluate", "jinja2", "jsonlines", "more-itertools", "numpy",
     "pytablewriter", "requests", "rouge-score", "sacrebleu", "scikit-learn", "sqlitedict",
@@ -72,26 +75,45 @@ class Result:
 
 def main(names: list[str]) -> int:
     chosen = [c for c in CLIENTS if not names or any(name in c.name for name in names)]
+    console = Console(width=140)
     with tempfile.TemporaryDirectory(prefix="sluice-clients-") as folder:
-        results = asyncio.run(_run(chosen, Path(folder)))
-    _print(results)
-    return sum(result.verdict == "failed" for result in results)
+        results = asyncio.run(_run(chosen, Path(folder), console))
+    table = Table("client", "verdict", "version: what was checked, or what went wrong")
+    for result in results:
+        table.add_row(result.client.name, result.verdict, escape(result.detail))
+    console.print(table)
+    return sum(result.verdict != "passed" for result in results)
 
 
-async def _run(chosen: list[Client], folder: Path) -> list[Result]:
-    problems = {client.environment: install(client) for client in chosen}
+async def _run(chosen: list[Client], folder: Path, console: Console) -> list[Result]:
+    problems: dict[str, str] = {}
+    for client in chosen:
+        if client.environment not in problems:
+            with console.status(f"installing {client.environment}"):
+                problems[client.environment] = install(client)
     model = folder / "tiny"
     shutil.copytree(ROOT / "models" / "tiny-dsv4", model)
     (model / "chat_template.jinja").write_text(_TEMPLATE)
+    secret = new_secret()
+    keys = folder / "keys.txt"
+    keys.write_text(ApiKey("clients", digest_of(secret)).line())
+    os.environ["SLUICE_ROUTER_API_KEYS_FILE"] = str(
+        keys
+    )  # read by the router that the stack starts
     stack = Stack(StackConfig(model, PoolMode.PAGED, None, folder, ready_timeout_s=180.0))
-    async with run_stack(stack, _silent):
-        await stack.wait_ready(_silent)
-        return [
-            Result(client, "not installed", problem)
-            if (problem := problems[client.environment])
-            else await asyncio.to_thread(_check, client, stack.url, model)
-            for client in chosen
-        ]
+    results: list[Result] = []
+    with console.status("starting the stack") as status:
+        async with run_stack(stack, _silent):
+            await stack.wait_ready(_silent)
+            for client in chosen:
+                status.update(client.name)
+                if problem := problems[client.environment]:
+                    results.append(Result(client, "not installed", problem))
+                else:
+                    results.append(
+                        await asyncio.to_thread(_check, client, stack.url, model, secret)
+                    )
+    return results
 
 
 def install(client: Client) -> str:
@@ -124,12 +146,12 @@ def _install(command: list[str], home: Path) -> None:
     subprocess.run(command, cwd=home, check=True, timeout=900, env=environment)
 
 
-def _check(client: Client, url: str, model: Path) -> Result:
+def _check(client: Client, url: str, model: Path, secret: str) -> Result:
     home = BUILD / client.environment
     script = Path(__file__).parent / client.script
     if script.suffix == ".mjs":  # node finds packages beside the script only
         script = Path(shutil.copy(script, home))
-        command = ["node", str(script)]
+        command = [str(home / "node_modules" / ".bin" / "node"), str(script)]
     else:
         command = [str(home / "bin" / "python"), str(script)]
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "HF_HUB_OFFLINE")}
@@ -137,10 +159,10 @@ def _check(client: Client, url: str, model: Path) -> Result:
         "SLUICE_URL": url,
         "SLUICE_MODEL": model.name,
         "SLUICE_TOKENIZER": str(model),
-        "OPENAI_API_KEY": "none",
+        "OPENAI_API_KEY": secret,
         "NO_PROXY": "127.0.0.1",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it asks the internet for prices
-        "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
+        "PATH": f"{home / 'bin'}:{home / 'node_modules/.bin'}:{os.environ['PATH']}",
     }
     try:
         done = subprocess.run(
@@ -151,13 +173,6 @@ def _check(client: Client, url: str, model: Path) -> Result:
     lines = (done.stdout if done.returncode == 0 else done.stdout + done.stderr).strip()
     detail = lines.splitlines()[-1] if done.returncode == 0 and lines else lines[-1500:]
     return Result(client, "failed" if done.returncode else "passed", detail)
-
-
-def _print(results: list[Result]) -> None:
-    table = Table("client", "verdict", "what it did")
-    for result in results:
-        table.add_row(result.client.name, result.verdict, result.detail)
-    Console(width=140).print(table)
 
 
 def _silent(role: str, doing: str) -> None:

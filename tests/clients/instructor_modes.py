@@ -1,14 +1,15 @@
-"""instructor: every mode it has for such servers, and partial objects of a stream."""
+"""instructor: the modes a grammar can hold, whole, partial and as a list, sync and async, with usage."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from importlib.metadata import version
 from typing import Any, Literal
 
 import instructor
 import openai
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 
 class Verdict(BaseModel):
@@ -16,6 +17,13 @@ class Verdict(BaseModel):
     sure: bool
 
 
+class Anything(BaseModel):
+    """What JSON mode promises: some object. Which one is up to the model, and this one writes gibberish."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+URL = os.environ["SLUICE_URL"] + "/v1"
 ASK: Any = {
     "model": os.environ["SLUICE_MODEL"],
     "messages": [{"role": "user", "content": "Well?"}],
@@ -23,11 +31,30 @@ ASK: Any = {
     "max_tokens": 600,
     "max_retries": 0,
 }
-modes = ("TOOLS", "JSON_SCHEMA")
-with openai.OpenAI(base_url=os.environ["SLUICE_URL"] + "/v1") as inner:
+
+
+def held(client: instructor.Instructor) -> None:
+    verdict, answer = client.chat.completions.create_with_completion(response_model=Verdict, **ASK)
+    assert isinstance(verdict, Verdict)
+    assert answer.usage.completion_tokens > 0
+    *_, last = client.chat.completions.create_partial(response_model=Verdict, **ASK)
+    assert (last.answer, last.sure) == (verdict.answer, verdict.sure)
+
+
+async def later(mode: instructor.Mode) -> None:
+    async with openai.AsyncOpenAI(base_url=URL) as inner:
+        client = instructor.from_openai(inner, mode=mode)
+        assert isinstance(
+            await client.chat.completions.create(response_model=Verdict, **ASK), Verdict
+        )
+
+
+modes = (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA)
+with openai.OpenAI(base_url=URL) as inner:
     for mode in modes:
-        client = instructor.from_openai(inner, mode=instructor.Mode[mode])
-        assert isinstance(client.chat.completions.create(response_model=Verdict, **ASK), Verdict)
-        *_, last = client.chat.completions.create_partial(response_model=Verdict, **ASK)
-        assert last.answer in ("yes", "no")
-print(f"{version('instructor')}: {', '.join(modes)}, whole and partial")
+        held(instructor.from_openai(inner, mode=mode))
+        asyncio.run(later(mode))
+    json = instructor.from_openai(inner, mode=instructor.Mode.JSON)
+    assert isinstance(json.chat.completions.create(response_model=Anything, **ASK), Anything)
+names = ", ".join(mode.name for mode in modes)
+print(f"{version('instructor')}: {names} whole, partial and async; JSON; usage")

@@ -41,6 +41,13 @@ class ModelNotFound(BadRequest):
     """The body names a model that this router doesn't serve."""
 
     http_status = 404
+    code = "model_not_found"  # OpenAI's own
+
+
+class ContextLengthExceeded(BadRequest):
+    """Prompt and answer don't fit the model's context; clients shorten the chat at this code."""
+
+    code = "context_length_exceeded"  # OpenAI's own
 
 
 class ErrorDetail(BaseModel):
@@ -70,8 +77,7 @@ STREAM_ANSWERS: Answers = {
 def error_body(error: SluiceError) -> ErrorBody:
     kind = _TYPES.get(error.http_status, "server_error")
     param = error.field or None if isinstance(error, BadRequest) else None
-    code = "model_not_found" if isinstance(error, ModelNotFound) else error.code
-    return ErrorBody(error=ErrorDetail(message=str(error), type=kind, param=param, code=code))
+    return ErrorBody(error=ErrorDetail(message=str(error), type=kind, param=param, code=error.code))
 
 
 def error_response(error: SluiceError) -> JSONResponse:

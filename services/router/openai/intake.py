@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from services.router.generation import Job
 from services.router.openai.chat_schema import ChatRequest
 from services.router.openai.completion_schema import DEFAULT_MAX_TOKENS, CompletionRequest
-from services.router.openai.errors import ModelNotFound
+from services.router.openai.errors import ContextLengthExceeded, ModelNotFound
 from services.router.openai.policy import CheckedBody
 from services.router.openai.prompts import Prompts, off_loop
 from services.router.openai.reply_plan import ReplyPlan, plan_reply
@@ -163,7 +163,7 @@ class Intake:
             raise BadRequest("the prompt has no tokens", field=field)
         limit = self.max_model_tokens()
         if limit and len(prompt) + max_tokens > limit:
-            raise BadRequest(
+            raise ContextLengthExceeded(
                 f"this model's maximum context length is {limit} tokens, but the {field} has "
                 f"{len(prompt)} and max_tokens is {max_tokens}",
                 field=field if len(prompt) >= limit else "max_tokens",
