@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Path
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
@@ -146,7 +146,7 @@ def _model_routes(name: str, pairing: PairSource) -> APIRouter:
         return ModelList(data=[model()])
 
     @routes.get("/v1/models/{model_id:path}", responses=ANSWERS)
-    async def get_model(model_id: str) -> Model:
+    async def get_model(model_id: str = Path(examples=[name])) -> Model:
         if model_id != name:
             raise ModelNotFound(f"the model {model_id!r} does not exist", field="model")
         return model()

@@ -143,7 +143,7 @@ def install(client: Client) -> str:
 
 def _install(command: list[str], home: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    subprocess.run(command, cwd=home, check=True, timeout=900, env=environment)
+    subprocess.run(command, cwd=home, check=True, timeout=1800, env=environment)
 
 
 def _check(client: Client, url: str, model: Path, secret: str) -> Result:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from services.router.openai.logprobs import ChatLogprobs, PromptScores
 from services.router.openai.messages import ChatMessage
-from services.router.openai.policy import CHAT_OFF, Off
-from services.router.openai.request_schema import MAX_ALTERNATIVES, GenerationRequest
+from services.router.openai.policy import CHAT_OFF, Alternatives, Off, Positive
+from services.router.openai.request_schema import GenerationRequest
 from services.router.openai.schema import Answer, Steps, StopReason
 from services.router.openai.tool_schema import (
     TOOL_CHOICE_SCHEMA,
@@ -24,6 +24,18 @@ from services.router.openai.tool_schema import (
 from sluice.errors import BadRequest
 from sluice.text.chat import Message
 from sluice.text.tools import Tool
+
+_HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
+_CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+_WEATHER = {"type": "function", "function": {"name": "weather", "parameters": _CITY}}
+_FORM = {"type": "json_schema", "json_schema": {"name": "city", "schema": _CITY, "strict": True}}
+_STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+_EXAMPLES: list[Any] = [
+    {"messages": _HELLO, "max_tokens": 64},
+    {"messages": _HELLO, "max_tokens": 64, "temperature": 0, **_STREAMED},
+    {"messages": _HELLO, "max_tokens": 64, "tools": [_WEATHER], "tool_choice": "required"},
+    {"messages": _HELLO, "max_tokens": 64, "response_format": _FORM},
+]
 
 
 class TemplateFields(Protocol):
@@ -63,12 +75,13 @@ class Chat:
 class ChatRequest(GenerationRequest):
     """``POST /v1/chat/completions``. The last two fields are extensions."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": _EXAMPLES})
     off: ClassVar[Off] = CHAT_OFF
 
     messages: list[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_ALTERNATIVES)
+    top_logprobs: Alternatives | None = None
     tools: list[ToolBody] | None = None
     tool_choice: Any = Field(default=None, json_schema_extra={"anyOf": TOOL_CHOICE_SCHEMA})
     parallel_tool_calls: bool | None = None

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from services.router.openai.logprobs import PromptScores, TextLogprobs
-from services.router.openai.policy import COMPLETION_OFF, Off, checked_text
-from services.router.openai.request_schema import MAX_ALTERNATIVES, GenerationRequest
+from services.router.openai.policy import (
+    COMPLETION_OFF,
+    Alternatives,
+    Off,
+    checked_text,
+    whole_number,
+)
+from services.router.openai.request_schema import GenerationRequest
 from services.router.openai.schema import Answer, Steps, StopReason
 
 Prompt = str | tuple[int, ...]
@@ -21,15 +27,22 @@ _PROMPT_SCHEMA: list[Any] = [
     {"type": "array", "items": {"anyOf": [{"type": "string"}, _IDS_SCHEMA]}, "minItems": 1},
 ]
 
+_EXAMPLES: list[Any] = [
+    {"prompt": "Once upon a time", "max_tokens": 32},
+    {"prompt": ["One", "Two"], "max_tokens": 32, "n": 2, "temperature": 0.7, "seed": 1},
+    {"prompt": "Once upon a time", "max_tokens": 0, "echo": True, "logprobs": 0},
+]
+
 
 class CompletionRequest(GenerationRequest):
     """``POST /v1/completions``. ``max_tokens`` 0 reads the prompt and writes nothing."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": _EXAMPLES})
     off: ClassVar[Off] = COMPLETION_OFF
 
     prompt: Any = Field(json_schema_extra={"anyOf": _PROMPT_SCHEMA})
     echo: bool | None = None
-    logprobs: int | None = Field(default=None, ge=0, le=MAX_ALTERNATIVES)
+    logprobs: Alternatives | None = None
 
     @field_validator("prompt")
     @classmethod
@@ -56,21 +69,23 @@ def parse_prompts(value: Any) -> tuple[Prompt, ...]:
         return (checked_text(value),)
     if not isinstance(value, list) or not value:
         raise ValueError(_PROMPT_FORMS)
-    if all(_is_id(item) for item in value):
-        return (tuple(value),)
+    if (ids := _ids(value)) is not None:
+        return (ids,)
     return tuple(_one_prompt(item) for item in value)
 
 
 def _one_prompt(value: Any) -> Prompt:
     if isinstance(value, str):
         return checked_text(value)
-    if isinstance(value, list) and value and all(_is_id(item) for item in value):
-        return tuple(value)
+    if isinstance(value, list) and value and (ids := _ids(value)) is not None:
+        return ids
     raise ValueError(_PROMPT_FORMS)
 
 
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _ids(values: list[Any]) -> tuple[int, ...] | None:
+    """None unless all are integers."""
+    ids = tuple(map(whole_number, values))
+    return ids if all(isinstance(id_, int) and not isinstance(id_, bool) for id_ in ids) else None
 
 
 class Choice(Steps):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from services.router.openai.policy import MESSAGE_OFF, CheckedBody, Off, checked_text
 from services.router.openai.tool_schema import SentCall
@@ -22,11 +22,20 @@ _CONTENT_SCHEMA: list[Any] = [
     {"type": "array", "items": _PART_SCHEMA, "minItems": 1},
     {"type": "null"},
 ]
+_TALKING = {"content": {"type": ["string", "array"]}, "tool_calls": {"maxItems": 0}}
+_CALLING = {"role": {"const": "assistant"}, "tool_calls": {"type": "array", "minItems": 1}}
+_MESSAGE_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"properties": _TALKING, "required": ["content"]},
+        {"properties": _CALLING, "required": ["tool_calls"]},
+    ]
+}
 
 
 class ChatMessage(CheckedBody):
     """One turn. Text parts are joined by line breaks."""
 
+    model_config = ConfigDict(json_schema_extra=_MESSAGE_SCHEMA)
     off: ClassVar[Off] = MESSAGE_OFF
 
     role: Literal["system", "developer", "user", "assistant", "tool"]

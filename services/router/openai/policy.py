@@ -14,9 +14,9 @@ Request and attempt ids are made by the router; a client's ``request_id`` is ign
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from sluice.errors import BadRequest
 
@@ -88,6 +88,18 @@ class CheckedBody(BaseModel):
             elif value not in self.off[name]:
                 raise BadRequest(f"{name} is not supported", field=name, remedy=f"leave {name} out")
         return tuple(unknown)
+
+
+def whole_number(value: Any) -> Any:
+    """JSON has one kind of numbers: 7.0 is an integer, and some clients write it so."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_WHOLE = BeforeValidator(whole_number)
+Whole = Annotated[int, _WHOLE]
+Count = Annotated[int, Field(ge=0), _WHOLE]
+Positive = Annotated[int, Field(ge=1), _WHOLE]
+Alternatives = Annotated[int, Field(ge=0, le=20), _WHOLE]  # beside a token's own logprob; OpenAI's
 
 
 def checked_text(value: str) -> str:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
-from services.router.openai.policy import CheckedBody, checked_text
+from services.router.openai.policy import (
+    Alternatives,
+    CheckedBody,
+    Count,
+    Positive,
+    Whole,
+    checked_text,
+    whole_number,
+)
 from services.router.openai.structure import ResponseFormat, StructuredOutputs
 from sluice.errors import BadRequest
 from sluice.types import Sampling
 
 _MAX_STOPS = 16
-MAX_ALTERNATIVES = 20
+_STOP_SCHEMA: dict[str, Any] = {"items": {"minLength": 1}, "maxItems": _MAX_STOPS}
+_BIAS_SCHEMA: dict[str, Any] = {
+    "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"},
+    "additionalProperties": {"minimum": -100, "maximum": 100},
+}
+TopK = Annotated[int, Field(ge=-1, lt=1 << 31), BeforeValidator(whole_number)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
@@ -27,29 +40,29 @@ class GenerationRequest(CheckedBody):
     """Fields of both endpoints. Those after ``stream_options`` are extensions."""
 
     model: str | None = None
-    max_tokens: int | None = Field(default=None, ge=0)
+    max_tokens: Count | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, float] | None = None
-    n: int | None = Field(default=None, ge=1)
-    best_of: int | None = Field(default=None, ge=1)
-    seed: int | None = None
-    stop: str | list[str] | None = None
+    logit_bias: dict[str, float] | None = Field(default=None, json_schema_extra=_BIAS_SCHEMA)
+    n: Positive | None = None
+    best_of: Positive | None = None
+    seed: Whole | None = None
+    stop: str | list[str] | None = Field(default=None, json_schema_extra=_STOP_SCHEMA)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    top_k: int | None = Field(default=None, ge=-1, lt=1 << 31)
+    top_k: TopK | None = None
     min_p: float | None = Field(default=None, ge=0, le=1)
     repetition_penalty: float | None = Field(default=None, gt=0, le=100)
-    min_tokens: int | None = Field(default=None, ge=0)
+    min_tokens: Count | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[Whole] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_ALTERNATIVES)
+    prompt_logprobs: Alternatives | None = None
     return_tokens_as_token_ids: bool | None = None
     add_special_tokens: bool | None = None
     timeout_s: float | None = Field(default=None, gt=0)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from services.router.openai.policy import CheckedBody
 from sluice.errors import BadRequest
@@ -18,6 +18,20 @@ from sluice.types import Grammar, GrammarKind
 
 _FIELD = "response_format"
 SCHEMA_FIELD = "response_format.json_schema.schema"
+_FORMAT_SCHEMA: dict[str, Any] = {
+    "if": {"properties": {"type": {"const": "json_schema"}}},
+    "then": {"properties": {"json_schema": {"type": "object"}}, "required": ["json_schema"]},
+}
+_FORMS: dict[str, Any] = {
+    "json": {"type": "object"},
+    "regex": {"type": "string"},
+    "choice": {"type": "array"},
+    "grammar": {"type": "string"},
+    "json_object": {"const": True},
+}
+_STRUCTURED_SCHEMA: dict[str, Any] = {
+    "oneOf": [{"properties": {name: form}, "required": [name]} for name, form in _FORMS.items()]
+}
 
 
 class JsonSchema(CheckedBody):
@@ -30,6 +44,8 @@ class JsonSchema(CheckedBody):
 
 
 class ResponseFormat(CheckedBody):
+    model_config = ConfigDict(json_schema_extra=_FORMAT_SCHEMA)
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
@@ -37,9 +53,13 @@ class ResponseFormat(CheckedBody):
 class StructuredOutputs(CheckedBody):
     """vLLM's extension: exactly one of these."""
 
+    model_config = ConfigDict(json_schema_extra=_STRUCTURED_SCHEMA)
+
     json_: Any = Field(default=None, alias="json", json_schema_extra={"type": "object"})
     regex: str | None = None
-    choice: list[str] | None = Field(default=None, min_length=1)
+    choice: list[str] | None = Field(
+        default=None, min_length=1, json_schema_extra={"items": {"minLength": 1}}
+    )
     grammar: str | None = None
     json_object: bool | None = None
 

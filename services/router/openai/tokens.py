@@ -7,20 +7,29 @@ from functools import partial
 from typing import Any, ClassVar
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from services.router.openai.chat_schema import Chat
 from services.router.openai.errors import ANSWERS
 from services.router.openai.intake import Intake, warn_ignored
 from services.router.openai.messages import ChatMessage
-from services.router.openai.policy import TEMPLATE_OFF, CheckedBody, Off, checked_text
+from services.router.openai.policy import TEMPLATE_OFF, CheckedBody, Off, Whole, checked_text
 from services.router.openai.tool_schema import ToolBody
 from sluice.errors import BadRequest
+
+_EITHER: dict[str, Any] = {
+    "oneOf": [
+        {"properties": {"prompt": {"type": "string"}}, "required": ["prompt"]},
+        {"properties": {"messages": {"type": "array"}}, "required": ["messages"]},
+    ],
+    "examples": [{"prompt": "Hello"}, {"messages": [{"role": "user", "content": "Hello?"}]}],
+}
 
 
 class TokenizeRequest(CheckedBody):
     """Either ``prompt`` or ``messages``; special tokens are added to a prompt unless told otherwise."""
 
+    model_config = ConfigDict(json_schema_extra=_EITHER)
     off: ClassVar[Off] = TEMPLATE_OFF
 
     model: str | None = None
@@ -48,7 +57,7 @@ class Tokenized(BaseModel):
 
 class DetokenizeRequest(CheckedBody):
     model: str | None = None
-    tokens: list[int]
+    tokens: list[Whole] = Field(json_schema_extra={"items": {"type": "integer", "minimum": 0}})
 
 
 class Detokenized(BaseModel):

@@ -13,6 +13,7 @@ from services.router.openai.policy import CheckedBody, checked_text
 from sluice.text.tools import Call, Tool
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_NAME_SCHEMA: dict[str, Any] = {"pattern": f"^{_NAME.pattern}$"}
 _NAMED_SCHEMA = {
     "type": "object",
     "properties": {
@@ -31,7 +32,7 @@ TOOL_CHOICE_SCHEMA: list[Any] = [{"enum": ["none", "auto", "required"]}, _NAMED_
 class FunctionBody(CheckedBody):
     """``strict`` holds the model to ``parameters`` also where it is free to call or not."""
 
-    name: str
+    name: str = Field(json_schema_extra=_NAME_SCHEMA)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
