@@ -13,6 +13,7 @@ from sluice.errors import InternalError, PeerLost, TransferFailed
 from sluice.pools.base import Region
 from sluice.transfer.plane import Endpoint, Handle, HandleState, Link, Polled, Write
 from sluice.transfer.ranges import AddressRanges, WriteTable, write_table
+from sluice.transfer.staging import region_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,7 +65,7 @@ class LoopbackFabric:
         with self._lock:
             return agent_name in self._arenas
 
-    def deliver(self, source: Tensor, agent_name: str, table: WriteTable) -> HandleState:
+    def deliver(self, sources: Sequence[Tensor], agent_name: str, table: WriteTable) -> HandleState:
         """Copy a group into a peer's arena: DONE, POSTED while held, FAILED when the peer is gone."""
         with self._lock:
             arena = self._arenas.get(agent_name)
@@ -72,14 +73,15 @@ class LoopbackFabric:
                 return HandleState.FAILED
             if self._all_held or agent_name in self._held:
                 return HandleState.POSTED
-            _copy(source, arena, table)
+            _copy(sources, arena, table)
             return HandleState.DONE
 
 
-def _copy(source: Tensor, target: Tensor, table: WriteTable) -> None:
-    source_base, target_base = source.data_ptr(), target.data_ptr()
+def _copy(sources: Sequence[Tensor], target: Tensor, table: WriteTable) -> None:
+    target_base = target.data_ptr()
     for from_address, to_address, size in table.tolist():
-        start, stop = from_address - source_base, to_address - target_base
+        source = next(one for one in sources if 0 <= from_address - one.data_ptr() < one.numel())
+        start, stop = from_address - source.data_ptr(), to_address - target_base
         target[stop : stop + size].copy_(source[start : start + size])
 
 
@@ -105,18 +107,25 @@ class LoopbackPlane:
     def __init__(self, fabric: LoopbackFabric, agent_name: str) -> None:
         self._fabric = fabric
         self._agent_name = agent_name
-        self._arena: Tensor | None = None
+        self._sources: tuple[Tensor, ...] = ()
         self._ranges: AddressRanges | None = None
         self._links: dict[str, LoopbackLink] = {}
         self._closed = False
 
-    def open(self, arena: Tensor, regions: Sequence[Region]) -> Endpoint:
-        if self._arena is not None:
+    @property
+    def initiator(self) -> bool:
+        return True
+
+    def open(
+        self, arena: Tensor, regions: Sequence[Region], staging: Tensor | None = None
+    ) -> Endpoint:
+        if self._sources:
             raise InternalError("the plane is open already", stage="transfer")
-        self._ranges = AddressRanges(self._agent_name, regions)
+        own = [*regions, *([] if staging is None else [region_of(staging)])]
+        self._ranges = AddressRanges(self._agent_name, own)
         _check_in_arena(arena, regions)
         self._fabric.attach(self._agent_name, arena)
-        self._arena = arena
+        self._sources = (arena,) if staging is None else (arena, staging)
         on_device = arena.is_cuda
         return Endpoint(
             plane=PLANE_NAME,
@@ -181,12 +190,12 @@ class LoopbackPlane:
             self._fabric.kill(self._agent_name)
 
     def _advance(self, handle: LoopbackHandle) -> None:
-        assert self._arena is not None
+        assert self._sources
         name = handle.link.endpoint.agent_name
         if self._links.get(name) is not handle.link:
             handle.state, handle.error = HandleState.FAILED, f"disconnected from {name}"
             return
-        handle.state = self._fabric.deliver(self._arena, name, handle.table)
+        handle.state = self._fabric.deliver(self._sources, name, handle.table)
         if handle.state is HandleState.FAILED:
             handle.link.lost, handle.error = True, f"peer {name} is gone"
 

@@ -19,6 +19,7 @@ from sluice.pools.base import Region
 from sluice.transfer.nixl_runtime import create_agent, load_nixl
 from sluice.transfer.plane import Endpoint, Handle, HandleState, Link, Polled, Write
 from sluice.transfer.ranges import AddressRanges, WriteTable, write_table
+from sluice.transfer.staging import region_of
 from sluice.transfer.ucx_log import ucx_log
 
 if TYPE_CHECKING:
@@ -65,28 +66,36 @@ class NixlPlane:
         self._agent_name = agent_name
         self._initiator = initiator
         self._agent: Any = None
-        self._arena: Tensor | None = None
+        self._registered: tuple[Tensor, ...] = ()
         self._ranges: AddressRanges | None = None
         self._memory = "DRAM"
         self._device = 0
         self._links: dict[str, NixlLink] = {}
         self._handles: dict[int, NixlHandle] = {}
 
-    def open(self, arena: Tensor, regions: Sequence[Region]) -> Endpoint:
-        """Create the agent and register ``arena`` (contiguous uint8, CPU or CUDA)."""
-        if self._arena is not None:
+    @property
+    def initiator(self) -> bool:
+        return self._initiator
+
+    def open(
+        self, arena: Tensor, regions: Sequence[Region], staging: Tensor | None = None
+    ) -> Endpoint:
+        """Create the agent and register ``arena`` and ``staging`` (contiguous uint8, CPU or CUDA)."""
+        if self._registered:
             raise InternalError("the plane was opened before", stage="transfer")
-        if not arena.is_contiguous():
+        whole = (arena,) if staging is None else (arena, staging)
+        if not all(memory.is_contiguous() for memory in whole):
             raise InternalError("the arena must be one contiguous tensor", stage="transfer")
-        ranges = AddressRanges(self._agent_name, regions)
+        ranges = AddressRanges(self._agent_name, [*regions, *map(region_of, whole[1:])])
         if arena.is_cuda:
             self._memory, self._device = "VRAM", arena.get_device()
         api = load_nixl(_cuda_major() if arena.is_cuda else None)
         self._agent = create_agent(api, self._agent_name, progress_thread=not self._initiator)
-        size = arena.numel() * arena.element_size()
-        whole = [(arena.data_ptr(), size, self._device, "")]
-        self._agent.register_memory(whole, self._memory)
-        self._arena, self._ranges = arena, ranges  # NIXL does not keep the tensor alive; we do
+        stretches = [
+            (one.data_ptr(), one.numel() * one.element_size(), self._device, "") for one in whole
+        ]
+        self._agent.register_memory(stretches, self._memory)
+        self._registered, self._ranges = whole, ranges  # NIXL keeps no tensor alive; we do
         return Endpoint(
             plane=PLANE_NAME,
             agent_name=self._agent_name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
@@ -32,6 +32,42 @@ class Write:
     source: int
     destination: int
     num_bytes: int
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Pieces that lie apart here and end to end at the peer: number i is ``piece_bytes`` from
+    ``base + rows[i] * stride``. Planes write none: ``transfer.staging`` gathers one into a ``Write``.
+    """
+
+    base: int
+    stride: int
+    rows: tuple[int, ...]
+    piece_bytes: int
+    destination: int
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.rows) * self.piece_bytes
+
+    def part(self, start: int, stop: int) -> Pack:
+        """Pieces ``start .. stop``."""
+        at = self.destination + start * self.piece_bytes
+        return replace(self, rows=self.rows[start:stop], destination=at)
+
+    def writes(self) -> tuple[Write, ...]:
+        """The same bytes without gathering them: a write a piece."""
+        return tuple(
+            Write(
+                self.base + row * self.stride,
+                self.destination + index * self.piece_bytes,
+                self.piece_bytes,
+            )
+            for index, row in enumerate(self.rows)
+        )
+
+
+Movement = Write | Pack
 
 
 class HandleState(Enum):
@@ -72,8 +108,18 @@ class Plane(Protocol):
     Errors raised by ``connect``/``post`` are ``PeerLost`` (peer gone) or ``TransferFailed`` (anything else).
     """
 
-    def open(self, arena: Tensor, regions: Sequence[Region]) -> Endpoint:
-        """Register the arena, once. It must outlive every peer that ever held the endpoint."""
+    @property
+    def initiator(self) -> bool:
+        """Whether this side posts writes; the other one only receives."""
+        ...
+
+    def open(
+        self, arena: Tensor, regions: Sequence[Region], staging: Tensor | None = None
+    ) -> Endpoint:
+        """Register the arena, once. It must outlive every peer that ever held the endpoint.
+
+        ``staging``, on the same device, is registered as well: writes may come from it, and nobody is told of it.
+        """
         ...
 
     def connect(self, peer: Endpoint) -> Link: ...

@@ -21,7 +21,7 @@ from sluice.layout.span import (
     span,
 )
 from sluice.pools.base import Region
-from sluice.transfer.plane import Link, Write
+from sluice.transfer.plane import Link, Movement
 from sluice.transfer.worker import Ticket, TransferWorker
 from sluice.transfer.writes import count_bytes, plan_writes
 
@@ -82,7 +82,7 @@ class Sender:
         self._withhold = withhold
         self._measure = measure
         self._waiting: dict[
-            str, list[Write]
+            str, list[Movement]
         ] = {}  # when measured: by component, sent by ``finish``
         self._fence: Callable[[], None] | None = None
         self._seconds: dict[str, float] = {}
@@ -120,7 +120,7 @@ class Sender:
         self, tables: Tables, start: int, stop: int, final: bool, fence: Callable[[], None]
     ) -> None:
         """Submit what positions ``start .. stop`` made final; on the last chunk everything that is left."""
-        writes: list[Write] = []
+        writes: list[Movement] = []
         for component in self._sources:
             new = self._writes(component, tables, start, stop, final)
             if self._measure:
@@ -138,7 +138,7 @@ class Sender:
 
     def _writes(
         self, component: Component, tables: Tables, start: int, stop: int, final: bool
-    ) -> Sequence[Write]:
+    ) -> Sequence[Movement]:
         if component.coverage is Coverage.HISTORY:
             ratio = component.tokens_per_row
             ordinals = range(max(start, self._have) // ratio, stop // ratio)
@@ -184,7 +184,7 @@ class Sender:
                     f"{component.name}: {sent} of {due} rows were sent", stage="transfer"
                 )
 
-    async def _send_alone(self, writes: Sequence[Write]) -> float:
+    async def _send_alone(self, writes: Sequence[Movement]) -> float:
         """Nothing else of this attempt is on its way meanwhile. Rows that are final stay so until the attempt ends."""
         with self._lock:
             if self._revoked:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice.errors import Aborted, SluiceError
-from sluice.transfer.plane import Link, Write
+from sluice.transfer.plane import Link, Movement, Pack
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Ticket:
         self._fence = fence
         self._wake = wake
         self._revoked = False
-        self._groups: deque[tuple[Write, ...]] = deque()
+        self._groups: deque[tuple[Movement, ...]] = deque()
         self._next_group = 0
         self._in_flight = 0
         self._in_flight_bytes = 0
@@ -85,12 +85,17 @@ class Ticket:
 
     # What follows is called by the worker's I/O thread only.
 
-    def load(self, groups: tuple[tuple[Write, ...], ...]) -> None:
+    def load(self, groups: tuple[tuple[Movement, ...], ...]) -> None:
         self._groups.extend(groups)
 
     @property
     def wants_post(self) -> bool:
         return bool(self._groups) and not self._revoked
+
+    @property
+    def next_is_packed(self) -> bool:
+        """Whether the group that is posted next has rows to gather."""
+        return bool(self._groups) and any(isinstance(move, Pack) for move in self._groups[0])
 
     @property
     def is_settled(self) -> bool:
@@ -107,7 +112,7 @@ class Ticket:
         if fence is not None:
             fence()
 
-    def take_group(self) -> tuple[Write, ...]:
+    def take_group(self) -> tuple[Movement, ...]:
         self._next_group += 1
         if self._started is None:
             self._started = time.monotonic()

@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sluice.errors import InternalError, PeerLost, SluiceError, TransferFailed
 from sluice.pools.base import Region
-from sluice.transfer.plane import Endpoint, Handle, HandleState, Link, Plane, Polled, Write
+from sluice.transfer.lane import Lane, Posted
+from sluice.transfer.plane import Endpoint, HandleState, Link, Movement, Plane, Polled
+from sluice.transfer.staging import Staging, StagingUse, staging_slots, unpacked
 from sluice.transfer.ticket import Settlement, StuckTicket, Ticket, TransferStats, running_future
 from sluice.transfer.writes import GROUP_BYTES, count_bytes, group_writes
 
@@ -31,42 +33,10 @@ _OPEN_TIMEOUT_S = 60.0  # a cold import of NIXL and UCX on a loaded machine
 class WorkerConfig:
     """``min_rate_bytes_s`` and ``grace_s`` give a group's deadline: what is ahead of it / rate + grace."""
 
-    group_bytes: int = GROUP_BYTES
+    group_bytes: int = GROUP_BYTES  # also of a staging slot
     max_in_flight: int = 4  # groups per peer; more buys no throughput and lengthens a revocation
     min_rate_bytes_s: float = 20e6
     grace_s: float = 2.0
-
-
-@dataclass
-class _Posted:
-    """``expired``: the caller was told; the handle stays here until it settles."""
-
-    handle: Handle
-    ticket: Ticket
-    num_bytes: int
-    deadline: float
-    expired: bool = False
-
-
-@dataclass
-class _Lane:
-    """One peer. Its endpoint is first in, first out, so the window is per peer and tickets take turns in it."""
-
-    link: Link
-    tickets: list[Ticket] = field(default_factory=list)
-    in_flight: list[_Posted] = field(default_factory=list)
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.tickets or self.in_flight)
-
-    def next_ticket(self) -> Ticket | None:
-        """The next ticket with something to post; it moves to the back of the line."""
-        for ticket in self.tickets:
-            if ticket.wants_post:
-                self.tickets = [other for other in self.tickets if other is not ticket] + [ticket]
-                return ticket
-        return None
 
 
 @dataclass(frozen=True)
@@ -94,9 +64,11 @@ class TransferWorker:
         self._config = config or WorkerConfig()
         self._before_post = before_post
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes: dict[int, Lane] = {}
         self._lock = threading.Lock()  # guards _accepting against commands that nobody would serve
         self._accepting = False
+        self._staging: Staging | None = None
+        self._first_lane = 0  # that posts first in a step
         self._close_deadline: float | None = None
         self._failed: BaseException | None = None
         self._last_progress = 0.0
@@ -108,10 +80,17 @@ class TransferWorker:
         return self._failed
 
     def start(self, arena: Tensor, regions: Sequence[Region]) -> Endpoint:
-        """Open the plane on the I/O thread. Blocks for about half a second (NIXL), at most a minute."""
+        """Open the plane on the I/O thread. Blocks for about half a second (NIXL), at most a minute.
+
+        An initiator also takes staging memory, as much as ``staging_slots`` says of the arena.
+        """
+        group_bytes = self._config.group_bytes
+        slots = staging_slots(arena.numel(), group_bytes) if self._plane.initiator else 0
+        self._staging = Staging(arena, group_bytes, slots)
+        staging = self._staging.memory if slots else None
         self._accepting = True
         self._thread.start()
-        opened = self._enqueue(lambda: self._plane.open(arena, regions))
+        opened = self._enqueue(lambda: self._plane.open(arena, regions, staging))
         try:
             return opened.result(timeout=_OPEN_TIMEOUT_S)
         except BaseException:
@@ -136,16 +115,16 @@ class TransferWorker:
     def submit(
         self,
         link: Link,
-        writes: Sequence[Write],
+        moves: Sequence[Movement],
         fence: Callable[[], None] | None,
         deadline_s: float,
     ) -> Ticket:
-        """Send ``writes`` to a peer, after ``fence``. Never blocks and never raises; the ticket carries errors.
+        """Send ``moves`` to a peer, after ``fence``. Never blocks and never raises; the ticket carries errors.
 
         The fence runs on the I/O thread, so while it waits for a device, other tickets wait too.
         """
         ticket = Ticket(link, fence, deadline_s, wake=self._wake)
-        accepted = self._enqueue(lambda: self._accept(ticket, tuple(writes)))
+        accepted = self._enqueue(lambda: self._accept(ticket, tuple(moves)))
         accepted.add_done_callback(lambda done: _pass_on(done, ticket))
         return ticket
 
@@ -156,6 +135,10 @@ class TransferWorker:
         )  # a snapshot: the I/O thread replaces, it never shares halves
         found = [ticket.stuck() for lane in lanes for ticket in list(lane.tickets)]
         return tuple(ticket for ticket in found if ticket is not None)
+
+    def staging(self) -> StagingUse:
+        """Which staging slots are in use; none on a side that only receives."""
+        return StagingUse(0, 0, 0) if self._staging is None else self._staging.use()
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Revoke everything, wait for posted groups to settle, close the plane. Blocks; idempotent."""
@@ -241,32 +224,38 @@ class TransferWorker:
     def _step(self) -> bool:
         """Poll and post once for each peer; True when anything moved."""
         moved = False
-        for lane in list(self._lanes.values()):
+        lanes = list(self._lanes.values())
+        for lane in lanes:
             moved |= self._poll_lane(lane)
             self._expire(lane)
+        first = self._first_lane % max(1, len(lanes))
+        for lane in lanes[first:] + lanes[:first]:
             moved |= self._post_one(lane)
             lane.tickets = [ticket for ticket in lane.tickets if not ticket.advance()]
         return moved
 
-    def _poll_lane(self, lane: _Lane) -> bool:
-        waiting: list[_Posted] = []
+    def _poll_lane(self, lane: Lane) -> bool:
+        waiting: list[Posted] = []
         for posted in lane.in_flight:
             polled = self._plane.poll(posted.handle)
             if polled.state is HandleState.POSTED:
                 waiting.append(posted)
                 continue
             self._plane.release(posted.handle)
+            self._give_back(posted.slot)
             posted.ticket.group_settled(posted.num_bytes, _error_of(polled))
         moved = len(waiting) < len(lane.in_flight)
         lane.in_flight = waiting
         return moved
 
-    def _expire(self, lane: _Lane) -> None:
+    def _expire(self, lane: Lane) -> None:
         now = time.monotonic()
         name = lane.link.endpoint.agent_name
         for posted in lane.in_flight:
             if now > posted.deadline and not posted.expired:
                 posted.expired = True
+                if self._staging is not None and posted.slot is not None:
+                    self._staging.quarantine(posted.slot)
                 posted.ticket.fail(
                     TransferFailed(
                         f"{posted.num_bytes} bytes to {name} did not arrive in time",
@@ -284,11 +273,14 @@ class TransferWorker:
                     )
                 )
 
-    def _post_one(self, lane: _Lane) -> bool:
+    def _post_one(self, lane: Lane) -> bool:
         if len(lane.in_flight) >= self._config.max_in_flight:
             return False
         ticket = lane.next_ticket()
         if ticket is None:
+            return False
+        if ticket.next_is_packed and self._must_wait_for_slot():
+            self._first_lane += 1  # another lane is first next time, or one would get every slot
             return False
         try:
             ticket.pass_fence()
@@ -301,23 +293,37 @@ class TransferWorker:
             self._post(lane, ticket)
         return True
 
-    def _post(self, lane: _Lane, ticket: Ticket) -> None:
-        group = ticket.take_group()
+    def _post(self, lane: Lane, ticket: Ticket) -> None:
+        packed, group = ticket.next_is_packed, ticket.take_group()
         num_bytes = count_bytes(group)
         ahead = num_bytes + sum(posted.num_bytes for posted in lane.in_flight)
         allowed_s = ahead / self._config.min_rate_bytes_s + self._config.grace_s
         deadline = time.monotonic() + allowed_s
+        staging, slot = self._staging, None
+        assert staging is not None, "work comes after start"
         try:
-            handle = self._plane.post(lane.link, group)
+            slot = staging.take() if packed else None
+            writes = unpacked(group) if slot is None else staging.gather(slot, group)
+            handle = self._plane.post(lane.link, writes)
         except SluiceError as error:
+            self._give_back(slot)
             ticket.fail(error)
             return
         ticket.group_posted(num_bytes)
-        lane.in_flight.append(_Posted(handle, ticket, num_bytes, deadline))
+        lane.in_flight.append(Posted(handle, ticket, num_bytes, deadline, slot))
+
+    def _must_wait_for_slot(self) -> bool:
+        """Slots come back when groups settle. Those of stuck peers may not: then rows leave one by one."""
+        staging = self._staging
+        return staging is not None and not staging.has_free and not staging.all_quarantined
+
+    def _give_back(self, slot: int | None) -> None:
+        if self._staging is not None and slot is not None:
+            self._staging.give(slot)
 
     def _connect(self, peer: Endpoint) -> Link:
         link = self._plane.connect(peer)
-        self._lanes[id(link)] = _Lane(link)
+        self._lanes[id(link)] = Lane(link)
         return link
 
     def _disconnect(self, link: Link, peer_gone: bool) -> None:
@@ -340,12 +346,12 @@ class TransferWorker:
             ticket.advance()
         del self._lanes[id(link)]
 
-    def _accept(self, ticket: Ticket, writes: tuple[Write, ...]) -> None:
+    def _accept(self, ticket: Ticket, moves: tuple[Movement, ...]) -> None:
         lane = self._lanes.get(id(ticket.link))
         if lane is None:
             name = ticket.link.endpoint.agent_name
             raise TransferFailed(f"no connection to {name}", stage="transfer", remedy="reconnect")
-        ticket.load(group_writes(writes, self._config.group_bytes))
+        ticket.load(group_writes(moves, self._config.group_bytes))
         self._last_progress = time.monotonic()
         lane.tickets.append(ticket)
 

@@ -1,4 +1,4 @@
-"""From two run lists to the writes that carry one component, and from writes to groups of bounded size. Pure."""
+"""From two run lists to what carries one component, and from that to groups of bounded size. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from sluice.layout.component import Component
 from sluice.layout.reshard import Share, dealt, local_runs
 from sluice.layout.span import Run, pair_runs
 from sluice.pools.base import Region
-from sluice.transfer.plane import Write
+from sluice.transfer.plane import Movement, Pack, Write
 
 GROUP_BYTES = (
     4 << 20
 )  # 1-8 MB groups cost nothing and bound head-of-line blocking (docs/performance.md)
 GROUP_WRITES = 4096  # tiny rows: a descriptor costs about as much as 16 KB
+PACK_BELOW_BYTES = 16 << 10  # pieces from here on cost less as writes of their own than gathered
 
 
 def plan_writes(
@@ -28,8 +29,9 @@ def plan_writes(
     *,
     share: Share | None = None,
     first_ordinal: int = 0,
-) -> tuple[Write, ...]:
-    """All writes of one component: every pair of runs in every entry, entries matched by layer id.
+) -> tuple[Movement, ...]:
+    """All of one component: every pair of runs in every entry, entries matched by layer id. Small pieces that
+    lie end to end at the destination but apart at the source become packs.
 
     ``component`` is the source's, ``target_component`` the peer's of the same name; they may differ in capacity and
     ring stride. Regions of other components are ignored, so that ``memory.regions()`` and an endpoint's regions can
@@ -54,10 +56,11 @@ def plan_writes(
     _check_runs(target_component, target_runs, targets, "destination")
     _check_disjoint(component, target_runs)
     pairs = pair_runs(source_runs, target_runs)
-    if share is not None and share.num_bytes < max(
-        source_row_bytes(component), source_row_bytes(target_component)
-    ):
-        return tuple(_parts(component, target_component, share, sources, targets, pairs))
+    if share is not None:
+        if share.num_bytes == row_bytes(target_component) and share.num_bytes < PACK_BELOW_BYTES:
+            return tuple(_packed(component, share, sources, targets, pairs))
+        if share.num_bytes < max(row_bytes(component), row_bytes(target_component)):
+            return tuple(_parts(component, target_component, share, sources, targets, pairs))
     return tuple(
         Write(
             source=sources[entry.layer_id].address + source_row * entry.row_bytes,
@@ -69,7 +72,8 @@ def plan_writes(
     )
 
 
-def source_row_bytes(component: Component) -> int:
+def row_bytes(component: Component) -> int:
+    """Of a component whose entries all have rows of one size; what is resharded has."""
     return component.entries[0].row_bytes
 
 
@@ -87,7 +91,7 @@ def _parts(
     pairs: Sequence[tuple[int, int, int]],
 ) -> Iterator[Write]:
     """A stretch of every row: one write each, because neighbouring rows' stretches don't touch."""
-    ours, theirs = source_row_bytes(component), source_row_bytes(target)
+    ours, theirs = row_bytes(component), row_bytes(target)
     for entry in component.entries:
         source = sources[entry.layer_id].address + share.source_offset
         destination = targets[entry.layer_id].address + share.target_offset
@@ -100,38 +104,84 @@ def _parts(
                 )
 
 
+def _packed(
+    component: Component,
+    share: Share,
+    sources: Mapping[int, Region],
+    targets: Mapping[int, Region],
+    pairs: Sequence[tuple[int, int, int]],
+) -> Iterator[Movement]:
+    """Whole rows of the destination: one write or pack for each stretch of neighbours there."""
+    ours = row_bytes(component)
+    stretches = _stretches(pairs)
+    for entry in component.entries:
+        base = sources[entry.layer_id].address + share.source_offset
+        for target_row, rows in stretches:
+            destination = targets[entry.layer_id].address + target_row * share.num_bytes
+            if len(rows) == 1 or (share.num_bytes == ours and _is_one_run(rows)):
+                yield Write(base + rows[0] * ours, destination, len(rows) * share.num_bytes)
+            else:
+                yield Pack(base, ours, rows, share.num_bytes, destination)
+
+
+def _stretches(pairs: Sequence[tuple[int, int, int]]) -> list[tuple[int, tuple[int, ...]]]:
+    """Stretches of neighbouring destination rows: the first one, and the source row of each."""
+    found: list[tuple[int, list[int]]] = []
+    for source_row, target_row, count in pairs:
+        if not found or found[-1][0] + len(found[-1][1]) != target_row:
+            found.append((target_row, []))
+        found[-1][1].extend(range(source_row, source_row + count))
+    return [(first, tuple(rows)) for first, rows in found]
+
+
+def _is_one_run(rows: Sequence[int]) -> bool:
+    return all(after == before + 1 for before, after in pairwise(rows))
+
+
 def group_writes(
-    writes: Iterable[Write], max_bytes: int = GROUP_BYTES, max_writes: int = GROUP_WRITES
-) -> tuple[tuple[Write, ...], ...]:
-    """Cut writes into groups of at most ``max_bytes`` and ``max_writes``, in order; a larger write is split."""
+    moves: Iterable[Movement], max_bytes: int = GROUP_BYTES, max_writes: int = GROUP_WRITES
+) -> tuple[tuple[Movement, ...], ...]:
+    """Cut into groups of at most ``max_bytes`` and ``max_writes``, in order; what is larger is split.
+
+    Each piece of a pack counts as a write: where there is no room to gather them, they are.
+    """
     if max_bytes <= 0 or max_writes <= 0:
         raise ValueError(f"group limits must be positive, got {max_bytes} bytes, {max_writes}")
-    groups: list[tuple[Write, ...]] = []
-    group: list[Write] = []
-    room = max_bytes
-    for write in _pieces(writes, max_bytes):
-        if group and (write.num_bytes > room or len(group) == max_writes):
+    groups: list[tuple[Movement, ...]] = []
+    group: list[Movement] = []
+    room, places = max_bytes, max_writes
+    for move in _split(moves, max_bytes, max_writes):
+        if group and (move.num_bytes > room or num_pieces(move) > places):
             groups.append(tuple(group))
-            group, room = [], max_bytes
-        group.append(write)
-        room -= write.num_bytes
+            group, room, places = [], max_bytes, max_writes
+        group.append(move)
+        room, places = room - move.num_bytes, places - num_pieces(move)
     if group:
         groups.append(tuple(group))
     return tuple(groups)
 
 
-def count_bytes(writes: Iterable[Write]) -> int:
-    return sum(write.num_bytes for write in writes)
+def count_bytes(moves: Iterable[Movement]) -> int:
+    return sum(move.num_bytes for move in moves)
 
 
-def _pieces(writes: Iterable[Write], max_bytes: int) -> Iterator[Write]:
-    for write in writes:
-        if write.num_bytes <= max_bytes:
-            yield write
-            continue
-        for offset in range(0, write.num_bytes, max_bytes):
-            size = min(max_bytes, write.num_bytes - offset)
-            yield Write(write.source + offset, write.destination + offset, size)
+def num_pieces(move: Movement) -> int:
+    return len(move.rows) if isinstance(move, Pack) else 1
+
+
+def _split(moves: Iterable[Movement], max_bytes: int, max_writes: int) -> Iterator[Movement]:
+    for move in moves:
+        if move.num_bytes <= max_bytes and num_pieces(move) <= max_writes:
+            yield move
+        elif isinstance(move, Write):
+            for offset in range(0, move.num_bytes, max_bytes):
+                size = min(max_bytes, move.num_bytes - offset)
+                yield Write(move.source + offset, move.destination + offset, size)
+        elif (most := min(max_bytes // move.piece_bytes, max_writes)) == 0:
+            yield from _split(move.writes(), max_bytes, max_writes)
+        else:
+            for start in range(0, len(move.rows), most):
+                yield move.part(start, min(start + most, len(move.rows)))
 
 
 def _by_layer(component: Component, regions: Iterable[Region], side: str) -> dict[int, Region]:
