@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/sluice/v1/*.proto)
 MAX_LINES := 400
 
-.PHONY: setup tools chart-golden chart-settings up test test-cluster test-clients lint format proto bench bench-transfer bench-acceptance bench-acceptance-dspark bench-prefix bench-load bench-router model-smollm2 clean
+.PHONY: setup tools chart-golden chart-settings up test test-cluster test-clients lint format proto bench bench-transfer bench-dealt bench-acceptance bench-acceptance-dspark bench-prefix bench-load bench-router model-smollm2 clean
 
 setup: $(VENV)/.installed $(VENV)/.stubs
 
@@ -44,7 +44,7 @@ chart-settings: setup
 up: setup
 	$(BIN)/sluice up
 
-test test-clients bench bench-transfer bench-acceptance bench-acceptance-dspark bench-prefix bench-load bench-router: export OMP_NUM_THREADS := 1
+test test-clients bench bench-transfer bench-dealt bench-acceptance bench-acceptance-dspark bench-prefix bench-load bench-router: export OMP_NUM_THREADS := 1
 
 test: setup tools
 	$(BIN)/python -m tools.run_tests $(PYTEST_ARGS)
@@ -69,10 +69,13 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: bench-transfer bench-acceptance bench-acceptance-dspark bench-prefix
+bench: bench-transfer bench-dealt bench-acceptance bench-acceptance-dspark bench-prefix
 
 bench-transfer: setup
 	$(BIN)/python -m bench.transfer
+
+bench-dealt: setup
+	$(BIN)/python -m bench.dealt
 
 bench-acceptance: setup
 	$(BIN)/python -m bench.acceptance

@@ -34,6 +34,13 @@ class ContextParallel:
 NO_CONTEXT = ContextParallel()
 
 
+def own_lengths(lengths: Tensor, ranks: int, rank: int) -> Tensor:
+    """How many of the first ``lengths`` tokens of a history are rank ``rank``'s, of ``ranks`` that hold it in
+    turns from token 0 on: ``L // N + (r < L % N)``. Over all ranks they add up to ``lengths``.
+    """
+    return lengths // ranks + (rank < lengths % ranks)
+
+
 @dataclass(frozen=True)
 class Partial:
     """Attention over some of the keys: ``out [..., H, L]`` normalised over those, and the logarithm of the

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sluice.layout.component import Component
 from sluice.models.base import ForwardBatch, Segment
+from sluice.parallel.context import own_lengths
 from sluice.pools.rows import physical_rows
 
 # Attention takes keys in blocks of one size, so that verifying a token and decoding it alone give the
@@ -71,12 +72,21 @@ class Keys:
 
 
 @dataclass(frozen=True)
+class Lengths:
+    """How many keys each query of a group sees: ``seen_RN`` of the whole request, of which ``own_RN`` are on
+    this rank, and are its first.
+    """
+
+    seen_RN: Tensor
+    own_RN: Tensor
+
+
+@dataclass(frozen=True)
 class LatentPlan:
     """What the attention layers share. Rows are written first, then gathered.
 
     Of a history that is dealt to several ranks, tokens ``own_W`` of the batch are this one's to write, and
-    keys are those that it holds. Whose a token is depends on its position in the whole request: lengths
-    are always those of all ranks together.
+    keys are those that it holds.
     """
 
     written_row_T: Tensor
@@ -145,24 +155,31 @@ def latent_plan(
     return LatentPlan(row_T[own_W] // ranks, keys, own_W)
 
 
+def lengths_of(position_RN: Tensor, ranks: int, rank: int) -> Lengths:
+    """A token sees itself and what came before, whether it is decoded alone or verified. Drafted tokens
+    are tokens of their segment with positions of their own, so their number is added to no length.
+    """
+    seen_RN = position_RN + 1
+    return Lengths(seen_RN, own_lengths(seen_RN, ranks, rank))
+
+
 def _keys(batch: ForwardBatch, group: Group, component: Component, context_rank: int) -> Keys:
-    """A dealt page begins at a multiple of the ranks, so that a token's rank shows in its position."""
+    """A dealt page begins at a multiple of the ranks: this rank's key number e is token e * ranks + rank."""
     device, ranks = batch.positions_T.device, component.interleave
-    query_RN = batch.positions_T[group.token_RN]
-    whole = KEY_BLOCK * ranks
-    key_E = torch.arange(context_rank, -(-group.stop // whole) * whole, ranks, device=device)
-    stop_R1 = query_RN.amax(dim=1, keepdim=True) + 1
-    held_RE = key_E < stop_R1
+    lengths = lengths_of(batch.positions_T[group.token_RN], ranks, context_rank)
+    blocks = -(-group.stop // (KEY_BLOCK * ranks))  # as many on every rank
+    key_E = torch.arange(blocks * KEY_BLOCK, device=device)
+    held_RE = key_E < lengths.own_RN.amax(dim=1, keepdim=True)
     row_RE = physical_rows(
         component,
         batch.tables,
         group.segment_R.unsqueeze(1),
-        torch.where(held_RE, key_E, 0),
+        torch.where(held_RE, key_E * ranks + context_rank, 0),
     )
     return Keys(
         group=group,
         row_RE=row_RE // ranks if ranks > 1 else row_RE,
-        visible_RNE=key_E <= query_RN.unsqueeze(-1),
+        visible_RNE=key_E < lengths.own_RN.unsqueeze(-1),
         held_RE=held_RE if ranks > 1 else None,
     )
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sluice.parallel.context import Partial, merge
+from sluice.parallel.context import Partial, merge, own_lengths
 from sluice.parallel.group import Parallel
 from tests.unit.parallel.ranks import run_ranks
 
@@ -40,6 +40,14 @@ def test_merged_parts_equal_the_whole(ranks: int, length: int, base: float) -> N
 
     for merged in run_ranks(ranks, work):
         torch.testing.assert_close(merged, whole, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_a_rank_counts_the_tokens_that_it_holds(ranks: int) -> None:
+    lengths = torch.arange(50)
+    for rank in range(ranks):
+        held = [len(range(rank, length, ranks)) for length in lengths.tolist()]
+        assert own_lengths(lengths, ranks, rank).tolist() == held
 
 
 def test_wrong_lse_base() -> None:
