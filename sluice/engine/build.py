@@ -19,6 +19,8 @@ from sluice.parallel.group import SINGLE, Parallel
 from sluice.pools.memory import build_memory
 from sluice.pools.solver import attention_workspace_bytes, solve
 from sluice.spec.build import own_steps
+from sluice.transfer.staging import staging_slots
+from sluice.transfer.writes import GROUP_BYTES
 from sluice.types import Role
 
 log = logging.getLogger(__name__)
@@ -58,8 +60,11 @@ def build_engine(
     if loaded.draft is not None:
         needs += loaded.draft.state_needs(pool.kv_dtype)
     if pool.budget_bytes:
-        rows = config.max_batch_tokens
+        rows = max(config.max_batch_tokens, spec.verify_tokens)
         taken = _workspaces(loaded.target, context, rows, config.max_running * spec.verify_tokens)
+        if role is Role.PREFILL:
+            staged = staging_slots(pool.budget_bytes, GROUP_BYTES) * GROUP_BYTES
+            taken.append(("transfer staging", staged))
         solution = solve(needs, pool, spec.verify_tokens, pool.budget_bytes, taken)
         log.info("state memory of this rank:\n%s", solution.text())
         pool = replace(pool, num_pages=solution.num_pages)

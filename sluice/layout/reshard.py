@@ -25,9 +25,6 @@ class Deal:
     index: int = 0
     count: int = 1
 
-    def holds(self, ordinal: int) -> bool:
-        return ordinal % self.count == self.index
-
 
 EVERY_ROW = Deal()
 
@@ -128,7 +125,13 @@ def dealt(runs: Sequence[Run], first_ordinal: int, deal: Deal) -> tuple[Run, ...
     """
     if deal.count == 1:
         return tuple(runs)
-    return tuple(Run(row, 1) for ordinal, row in _rows(runs, first_ordinal) if deal.holds(ordinal))
+    out: list[Run] = []
+    ordinal = first_ordinal
+    for run in runs:
+        first = run.first + (deal.index - ordinal) % deal.count
+        out += [Run(row, 1) for row in range(first, run.first + run.count, deal.count)]
+        ordinal += run.count
+    return tuple(out)
 
 
 def local_runs(runs: Sequence[Run], component: Component) -> tuple[Run, ...]:
@@ -146,14 +149,6 @@ def local_runs(runs: Sequence[Run], component: Component) -> tuple[Run, ...]:
         else:
             out.append(Run(row, 1))
     return tuple(out)
-
-
-def _rows(runs: Sequence[Run], first_ordinal: int) -> Iterator[tuple[int, int]]:
-    ordinal = first_ordinal
-    for run in runs:
-        for row in range(run.first, run.first + run.count):
-            yield ordinal, row
-            ordinal += 1
 
 
 def _shares(

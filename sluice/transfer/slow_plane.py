@@ -27,8 +27,14 @@ class SlowPlane:
         self._due: dict[int, float] = {}  # of a handle, by its id
         self._busy_until = 0.0
 
-    def open(self, arena: Tensor, regions: Sequence[Region]) -> Endpoint:
-        return self._plane.open(arena, regions)
+    @property
+    def initiator(self) -> bool:
+        return self._plane.initiator
+
+    def open(
+        self, arena: Tensor, regions: Sequence[Region], staging: Tensor | None = None
+    ) -> Endpoint:
+        return self._plane.open(arena, regions, staging)
 
     def connect(self, peer: Endpoint) -> Link:
         return self._plane.connect(peer)
