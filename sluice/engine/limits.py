@@ -81,8 +81,8 @@ def _check_choice(sampling: Sampling) -> None:
             f"temperature is {sampling.temperature}, must be finite and at least 0",
             field="temperature",
         )
-    if not 0 < sampling.top_p <= 1:
-        raise BadRequest(f"top_p is {sampling.top_p}, must be in (0, 1]", field="top_p")
+    if not 0 <= sampling.top_p <= 1:  # 0: the likeliest token, as in OpenAI's API
+        raise BadRequest(f"top_p is {sampling.top_p}, must be in [0, 1]", field="top_p")
     if sampling.top_k < 0:
         raise BadRequest(f"top_k is {sampling.top_k}, must be at least 0", field="top_k")
     if not 0 <= sampling.min_p <= 1:

@@ -10,8 +10,9 @@ from sluice.errors import BadRequest
 from sluice.types import Grammar, GrammarKind
 
 MAX_GRAMMAR_BYTES = 1 << 20
-# At most so much blank space between two pieces of JSON: a model in doubt may otherwise write blanks forever.
-JSON_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+# Between two pieces of JSON: what one line or an indented document has. A model in doubt may otherwise write blanks or
+# empty lines until its tokens are used up.
+JSON_WHITESPACE = r"(?:[\x20\x09]{1,2}|\x0D?\x0A[\x20\x09]{0,32})"
 
 
 def check(grammar: Grammar) -> None:

@@ -1,29 +1,57 @@
-"""aiperf: a short profile of streamed chats; it warns when usage differs from its own token counts."""
+"""aiperf: profiles of streamed chats and completions; it warns when usage differs from its own token counts."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import tempfile
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
-done = subprocess.run(
-    [
+REQUESTS, OUTPUT = 12, 16
+KINDS = {
+    "chat": ("--apply-chat-template",),
+    "completions": ("--use-server-token-count", "--per-chunk-usage"),
+}
+
+
+def profile(kind: str, folder: Path) -> dict[str, Any]:
+    """What aiperf measured. Ends the process with its output when it warned."""
+    command = [
         "aiperf", "profile", "--model", os.environ["SLUICE_MODEL"], "--url", os.environ["SLUICE_URL"],
-        "--endpoint-type", "chat", "--streaming", "--tokenizer", os.environ["SLUICE_TOKENIZER"],
-        "--request-count", "12", "--concurrency", "3", "--isl", "32", "--osl", "16",
-        "--extra-inputs", "ignore_eos:true", "--ui", "none",
-    ],
-    capture_output=True,
-    text=True,
-    timeout=240,
-)  # fmt: skip
-output = done.stdout + done.stderr
-if done.returncode:
-    sys.exit(output[-1500:])
-warnings = [
-    line for line in output.splitlines() if "usage" in line.lower() and "warn" in line.lower()
-]
-if warnings:
-    sys.exit("\n".join(warnings))
-print(f"{version('aiperf')}: 12 streamed chats, no usage warning")
+        "--api-key", os.environ["OPENAI_API_KEY"], "--endpoint-type", kind, "--streaming",
+        "--tokenizer", os.environ["SLUICE_TOKENIZER"], "--isl", "64", "--osl", str(OUTPUT),
+        "--request-count", str(REQUESTS), "--concurrency", "3", "--ui", "none",
+        "--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0",
+        "--artifact-dir", str(folder), *KINDS[kind],
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    output = done.stdout + done.stderr
+    # Its own words: "Usage discrepancy", "OSL mismatch", and whatever it logs about usage.
+    doubts = [
+        line
+        for line in output.splitlines()
+        if "discrepan" in line.lower()
+        or "mismatch" in line.lower()
+        or ("usage" in line.lower() and "warn" in line.lower())
+    ]
+    if done.returncode or doubts:
+        sys.exit("\n".join(doubts) or output[-1500:])
+    return json.loads((folder / "profile_export_aiperf.json").read_text())
+
+
+with tempfile.TemporaryDirectory() as name:
+    for kind in KINDS:
+        measured = profile(kind, Path(name) / kind)
+        assert measured["request_count"]["avg"] == REQUESTS, measured["request_count"]
+        assert not measured.get("error_request_count"), measured["error_request_count"]
+        assert measured["output_sequence_length"]["avg"] == OUTPUT
+        assert measured["time_to_first_token"]["avg"] > 0
+        assert measured["inter_token_latency"]["avg"] > 0
+print(
+    f"{version('aiperf')}: {REQUESTS} streamed chats and {REQUESTS} completions of {OUTPUT} tokens, "
+    "usage as it counts itself and with every chunk, no warning"
+)

@@ -146,7 +146,7 @@ _SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required
 _FIELDS = {
     "max_tokens": st.integers(0, 12),
     "temperature": st.sampled_from([0, 0.7, 1.5]),
-    "top_p": st.sampled_from([0.5, 1]),
+    "top_p": st.sampled_from([0, 0.5, 1]),
     "top_k": st.sampled_from([-1, 0, 5]),
     "min_p": st.sampled_from([0, 0.2]),
     "presence_penalty": st.sampled_from([0.5, -2, 0.1, 2, -1, 2.5]),

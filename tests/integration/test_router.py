@@ -236,7 +236,8 @@ _BODIES: list[tuple[dict[str, object], str | None]] = [
     ({"prompt": "a", "max_tokens": "5"}, "max_tokens"),
     ({"prompt": "a", "max_tokens": 199}, "max_tokens"),
     ({"prompt": "a", "temperature": -1}, "temperature"),
-    ({"prompt": "a", "top_p": 0}, "top_p"),
+    ({"prompt": "a", "top_p": 0}, None),
+    ({"prompt": "a", "top_p": -0.1}, "top_p"),
     ({"prompt": "a", "stop": ["", "b"]}, "stop"),
     ({"prompt": "a", "stop": ["x"] * 17}, "stop"),
     ({"prompt": "a", "stop_token_ids": [999]}, "stop_token_ids"),
@@ -321,8 +322,10 @@ async def test_unknown_model_and_path() -> None:
     assert model.status_code == 404
     assert model.json()["error"]["code"] == "model_not_found"
     assert path.status_code == 404
-    assert path.json()["error"]["message"]
+    assert path.json()["error"]["code"] == "unknown_url"
+    assert "GET /v1/nothing" in path.json()["error"]["message"]
     assert method.status_code == 405
+    assert method.headers["allow"] == "POST"
 
 
 @pytest.mark.asyncio

@@ -93,9 +93,17 @@ async def on_sluice_error(_: Request, error: Exception) -> JSONResponse:
     return error_response(error)
 
 
-async def on_validation_error(_: Request, error: Exception) -> JSONResponse:
+async def on_validation_error(request: Request, error: Exception) -> JSONResponse:
     """A body of the wrong form: 400 (not FastAPI's 422), naming the first field at fault."""
     assert isinstance(error, RequestValidationError)
+    if isinstance(error.body, bytes):  # FastAPI reads JSON only where it is called that
+        kind = request.headers.get("content-type", "")
+        return error_response(
+            BadRequest(
+                f"the body's content-type is {kind!r}" if kind else "the body has no content-type",
+                remedy="send content-type: application/json",
+            )
+        )
     return error_response(bad_request_of(error.errors()))
 
 
@@ -110,11 +118,15 @@ def bad_request_of(problems: Sequence[Any]) -> BadRequest:
     return BadRequest(f"{field or 'body'}: {reason}; got {given}", field=field)
 
 
-async def on_http_error(_: Request, error: Exception) -> JSONResponse:
+async def on_http_error(request: Request, error: Exception) -> JSONResponse:
     """Unknown paths and methods."""
     assert isinstance(error, HTTPException)
     kind = _TYPES.get(error.status_code, "server_error")
-    detail = ErrorDetail(message=str(error.detail), type=kind)
+    asked = f"{request.method} {request.url.path}"
+    detail = ErrorDetail(message=f"{error.detail}: {asked}", type=kind)
+    if error.status_code == 404:
+        detail.code = "unknown_url"  # OpenAI's own
+        detail.message = f"this server has no {asked} (a client's base URL ends in /v1; paths are listed at /docs)"
     return JSONResponse(ErrorBody(error=detail).model_dump(), error.status_code, error.headers)
 
 

@@ -49,7 +49,6 @@ CHAT_OFF: Off = {
     "function_call": ("none",),
     "functions": ([],),
     "modalities": (["text"],),
-    "prediction": (),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -58,6 +57,7 @@ _NO_INFLUENCE = frozenset(
     {
         "attempt_id",
         "metadata",
+        "prediction",  # makes answers sooner, not other
         "priority",
         "prompt_cache_key",
         "prompt_cache_retention",

@@ -42,7 +42,7 @@ class GenerationRequest(CheckedBody):
     model: str | None = None
     max_tokens: Count | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_p: float | None = Field(default=None, ge=0, le=1)
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, float] | None = Field(default=None, json_schema_extra=_BIAS_SCHEMA)

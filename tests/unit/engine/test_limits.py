@@ -36,7 +36,7 @@ def test_exactly_the_limit_is_fine_and_one_more_names_both() -> None:
         ((1,), {"temperature": -0.1}, "temperature"),
         ((1,), {"temperature": math.inf}, "temperature"),
         ((1,), {"temperature": math.nan}, "temperature"),
-        ((1,), {"top_p": 0.0}, "top_p"),
+        ((1,), {"top_p": -0.01}, "top_p"),
         ((1,), {"top_p": 1.01}, "top_p"),
         ((1,), {"top_k": -1}, "top_k"),
         ((1,), {"min_p": -0.01}, "min_p"),

@@ -10,7 +10,7 @@ from llguidance import LLTokenizer
 
 from sluice.errors import BadRequest
 from sluice.grammar.compiler import grammars_of
-from sluice.grammar.language import JSON_WHITESPACE, MAX_GRAMMAR_BYTES
+from sluice.grammar.language import MAX_GRAMMAR_BYTES
 from sluice.types import Grammar, GrammarKind
 from tests.unit.grammar.letters import letters
 
@@ -61,10 +61,13 @@ def test_each_kind_allows_its_texts_only(grammar: Grammar, good: str, bad: str) 
 
 
 def test_blank_space_in_json_has_an_end() -> None:
-    assert JSON_WHITESPACE.endswith("{1,64}")
     json_object = Grammar(GrammarKind.JSON_OBJECT)
-    assert _allows(json_object, "{" + " " * 30 + "}")
-    assert not _allows(json_object, "{" + " " * 70 + "}")
+    for indent in (None, 1, 2, 8, "\t"):
+        assert _allows(json_object, json.dumps({"a": {"b": [1, {}], "c": ""}}, indent=indent))
+    assert _allows(json_object, '{\r\n    "a": 1\r\n}')
+    assert _allows(json_object, "{" + "\n" + " " * 32 + "}")
+    for endless in ("\n\n", "\n" + " " * 33, " \n", " " * 3, "\r\r\n"):
+        assert not _allows(json_object, "{" + endless + "}"), endless
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_top_k_keeps_the_k_most_probable_with_ties_by_token_id() -> None:
 
 
 @pytest.mark.parametrize(
-    ("top_p", "kept"), [(0.01, 1), (0.5, 1), (0.51, 2), (0.75, 2), (0.76, 3), (1.0, 4)]
+    ("top_p", "kept"), [(0.0, 1), (0.01, 1), (0.5, 1), (0.51, 2), (0.75, 2), (0.76, 3), (1.0, 4)]
 )
 def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, kept: int) -> None:
     assert sum(p > 0 for p in _probs(top_p=top_p)) == kept
