@@ -62,7 +62,7 @@ def test_much_of_what_the_document_allows_is_served(path: str) -> None:
     """Else the tests above would only ever see refusals. No document knows the vocabulary."""
     statuses: Counter[int] = Counter()
 
-    @settings(_settings, max_examples=40)
+    @settings(_settings, max_examples=25)
     @given(case=_SCHEMA[path]["POST"].as_strategy())
     def try_all(case: Case) -> None:
         case.body = _fitting(case.body)
