@@ -17,7 +17,7 @@ from services.sides import Sides
 from sluice.engine.build import build_engine
 from sluice.engine.facade import EngineFacade
 from sluice.engine.ranks import LeadingCore
-from sluice.errors import ConfigError, SluiceError
+from sluice.errors import ConfigError, SluiceError, as_sluice_error
 from sluice.layout.encoding import fingerprint
 from sluice.pools.base import StateMemory
 from sluice.rpc.messages import PodLayout
@@ -28,6 +28,10 @@ from sluice.transfer.side import Place, RankSide
 from sluice.transfer.slow_plane import SlowPlane
 from sluice.transfer.worker import TransferWorker
 from sluice.types import Epoch, Role
+
+SHOW_DEATH_S = (
+    2.0  # between health turning red and the exit: long enough for clients and the peer to hear why
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,16 @@ class Pod:
     @property
     def epoch(self) -> Epoch:
         return self.info.epoch
+
+    @property
+    def dead(self) -> BaseException | None:
+        """What a thread of it died of: only a restart helps."""
+        return self.engine.failed or self.worker.failed
+
+    def require_alive(self) -> None:
+        """Raises what it died of, if it did."""
+        if self.dead is not None:
+            raise as_sluice_error(self.dead, stage="pod")
 
 
 @asynccontextmanager

@@ -1,12 +1,13 @@
 """A rank of a pod that isn't its leader: follows the leader's turns, and moves its own part of the state.
 
 It hears from nobody but the leader, over two pipes: turns (one way, for the step thread) and calls (answered
-on the event loop). It ends with the leader: a closed pipe is the end.
+on the event loop). It ends with the leader: a closed pipe is the end, and the kernel ends it where it can't read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import os
 import pickle
@@ -32,6 +33,8 @@ from sluice.transfer.worker import TransferWorker
 from sluice.types import AttemptId, Epoch, Role
 
 log = get_logger(__name__)
+_LOOK_EVERY_S = 0.5
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,13 @@ def join_groups(spec: RankSpec) -> Groups:
     )
     if settings.dcp == 1:
         return Groups(group, NO_CONTEXT)
-    meeting = spec.meeting.with_name("contexts")
-    own = subgroup(group, meeting, settings.dcp, device=device, timeout_s=spec.timeout_s)
+    own = subgroup(group, spec.meeting, settings.dcp, device=device, timeout_s=spec.timeout_s)
     return Groups(group, ContextParallel(own, settings.dcp_replicate_q_proj))
 
 
 def run_rank(spec: RankSpec, turns: Connection, calls: Connection) -> None:
     """The process's main function."""
+    _end_with_leader()
     for number in (signal.SIGINT, signal.SIGTERM):  # for the leader, which then tells everybody
         signal.signal(number, signal.SIG_IGN)
     configure(f"{spec.role.value}-{spec.place.rank}", spec.settings.log_level)
@@ -108,6 +111,13 @@ def run_rank(spec: RankSpec, turns: Connection, calls: Connection) -> None:
         calls.send_bytes(pickle.dumps(Answer(0, None, as_sluice_error(error, stage="start"))))
         return
     asyncio.run(_serve(spec, core, turns, calls))
+
+
+def _end_with_leader() -> None:
+    """Have the kernel kill this process when the leader's dies, frozen or busy as it may be: decode takes a
+    refused connection to the leader for the end of all writes.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _build(spec: RankSpec) -> EngineCore:
@@ -139,7 +149,7 @@ async def _serve(spec: RankSpec, core: EngineCore, turns: Connection, calls: Con
     )
     thread.start()
     calls.send_bytes(pickle.dumps(Answer(0, endpoint)))
-    tasks: set[asyncio.Task[None]] = set()
+    tasks: set[asyncio.Task[None]] = {asyncio.create_task(_watch(worker))}
     try:
         while True:
             said = await asyncio.to_thread(calls.recv_bytes)
@@ -170,6 +180,14 @@ def _follow(core: EngineCore, turns: Connection, side: RankSide) -> None:
     except BaseException:
         log.exception("rank_died")
         os._exit(1)
+
+
+async def _watch(worker: TransferWorker) -> None:
+    """The I/O thread's death is the process's, too: only so does the leader hear of it."""
+    while worker.failed is None:  # noqa: ASYNC110  a thread's death has no event
+        await asyncio.sleep(_LOOK_EVERY_S)
+    log.critical("rank_died", reason=f"the I/O thread: {worker.failed!r}")
+    os._exit(1)
 
 
 async def _answer(side: RankSide, question: Question, calls: Connection) -> None:

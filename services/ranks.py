@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import itertools
 import multiprocessing
+import os
 import pickle
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -161,7 +160,7 @@ class RankGroup:
         self._role = role
         self._epoch = epoch
         self._size = settings.tp
-        self._folder: Path | None = None
+        self._meeting: int | None = None
         self.others: tuple[RankProcess, ...] = ()
         self.lost: RankLost | None = None
         self.on_lost: Callable[[RankLost], None] = lambda _error: None
@@ -170,7 +169,8 @@ class RankGroup:
         """Start the other ranks, if there are any, and meet them."""
         if self._size == 1:
             return ONE_RANK
-        self._folder = Path(tempfile.mkdtemp(prefix="sluice-ranks-"))
+        # In memory, where only this process's user can open it, and gone with it whatever it dies of.
+        self._meeting = os.memfd_create("sluice-ranks")
         self.others = tuple(
             RankProcess(self._spec(rank), self._one_lost) for rank in range(1, self._size)
         )
@@ -198,8 +198,9 @@ class RankGroup:
 
     async def close(self) -> None:
         await asyncio.gather(*(rank.close() for rank in self.others))
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._meeting is not None:
+            os.close(self._meeting)
+            self._meeting = None
 
     def _one_lost(self, error: RankLost) -> None:
         if self.lost is None:
@@ -208,12 +209,11 @@ class RankGroup:
             self.on_lost(error)
 
     def _spec(self, rank: int) -> RankSpec:
-        assert self._folder is not None
         return RankSpec(
             settings=self._settings,
             role=self._role,
             place=Place(rank, self._size),
             epoch=self._epoch,
-            meeting=self._folder / "ranks",
+            meeting=Path(f"/proc/{os.getpid()}/fd/{self._meeting}"),
             timeout_s=_COLLECTIVE_TIMEOUT_S,
         )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from services.ranks import RankProcess
+from sluice.errors import RankLost
 from sluice.transfer.pieces import join_pieces
 from sluice.transfer.side import Chunk, Fence, Meeting, Order, Query, RankSide, Sent, add_up
 from sluice.types import AttemptId, Epoch
+
+_UNCLEAN_WAIT_S = 1.0  # as of a connection that broke (see ``Sender.revoke``)
 
 
 class Sides:
@@ -52,7 +55,8 @@ class Sides:
         self._say("stop", attempt_id)
 
     async def revoke(self, attempt_id: AttemptId) -> None:
-        await asyncio.gather(self._own.revoke(attempt_id), *self._ask("revoke", attempt_id))
+        """Returns when nothing of this attempt can be written any more, by any rank."""
+        await _all_or_gone(self._own.revoke(attempt_id), *self._ask("revoke", attempt_id))
 
     def forget(self, attempt_id: AttemptId) -> None:
         self._own.forget(attempt_id)
@@ -70,9 +74,25 @@ class Sides:
             for index, query in enumerate(queries)
         ]
 
+    async def close(self) -> None:
+        """End the I/O of every rank, after what it has posted has settled."""
+        await _all_or_gone(self._own.close(), *self._ask("close"))
+
     def _ask(self, method: str, *args: object) -> list[asyncio.Future[Any]]:
         return [asyncio.ensure_future(rank.ask(method, *args)) for rank in self._others]
 
     def _say(self, method: str, *args: object) -> None:
         for rank in self._others:
             rank.say(method, *args)
+
+
+async def _all_or_gone(*calls: Awaitable[None]) -> None:
+    """Wait for all, also behind one that fails. A rank that is gone has nothing left to do but for its bytes
+    that the kernels still have.
+    """
+    errors = await asyncio.gather(*calls, return_exceptions=True)
+    if any(isinstance(error, RankLost) for error in errors):
+        await asyncio.sleep(_UNCLEAN_WAIT_S)
+    for error in errors:
+        if error is not None and not isinstance(error, RankLost):
+            raise error

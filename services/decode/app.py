@@ -14,7 +14,7 @@ from services.decode.readiness import Readiness
 from services.decode.servicer import DecodeServicer
 from services.decode.settings import DecodeSettings
 from services.discovery.registry import Registry, keep_watching
-from services.pod import open_pod, stop_on_signals
+from services.pod import SHOW_DEATH_S, open_pod, stop_on_signals
 from services.pod_metrics import served
 from services.tracing import open_tracing
 from sluice.rpc.channel import ChannelConfig
@@ -31,7 +31,10 @@ _WATCH_EVERY_S = 1.0
 
 
 async def serve(settings: DecodeSettings) -> None:
-    """Run until SIGTERM or SIGINT, then drain: streams first, then what they still hold, the port last."""
+    """Run until SIGTERM or SIGINT, then drain: streams first, then what they still hold, the port last.
+
+    Raises what a thread of the pod died of, so that whoever watches the process restarts it.
+    """
     stopping = asyncio.Event()
     tls = settings.tls(PeerRole.DECODE)
     source = settings.source()
@@ -92,7 +95,7 @@ async def serve(settings: DecodeSettings) -> None:
         registry = Registry()
         registry.listen(peers.follow)
         discover = asyncio.create_task(keep_watching(source, registry))
-        watch = asyncio.create_task(_watch(peers, readiness, server))
+        watch = asyncio.create_task(_watch(peers, readiness, server, stopping))
         log.info("listening", address=server.address, epoch=pod.epoch)
         async with served(metrics.metrics, settings.metrics_listen):
             with stop_on_signals(stopping.set):
@@ -104,14 +107,22 @@ async def serve(settings: DecodeSettings) -> None:
         await attempts.drain(settings.drain_s)
         await server.stop()
         await peers.close()
+        pod.require_alive()
 
 
-async def _watch(peers: Peers, readiness: Readiness, server: RpcServer) -> None:
-    """Keep health true: at once when a pairing changes, and every second for what nobody reports."""
+async def _watch(
+    peers: Peers, readiness: Readiness, server: RpcServer, stopping: asyncio.Event
+) -> None:
+    """Keep health true: at once when a pairing changes, and every second for what nobody reports. Stop what
+    is dead.
+    """
+    alive = True
     while True:
         state = readiness.refresh()
         await server.set_serving(SERVICE, state.ready)
         await server.set_serving(LAYOUT, state.paired)
-        if not state.alive:
-            await server.set_serving("", False)  # only a restart helps
+        if alive and not state.alive:
+            alive = False
+            await server.set_serving("", False)
+            asyncio.get_running_loop().call_later(SHOW_DEATH_S, stopping.set)
         await peers.changed(_WATCH_EVERY_S)

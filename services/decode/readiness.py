@@ -31,7 +31,7 @@ class Readiness:
 
     def refresh(self) -> State:
         """Look again; the result is kept in ``state``."""
-        dead = self._pod.engine.failed or self._pod.worker.failed
+        dead = self._pod.dead
         paired = self._peers.paired()
         reason = self._reason(dead, paired)
         if not reason:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.pod import Pod, open_pod, stop_on_signals
+from services.pod import SHOW_DEATH_S, Pod, open_pod, stop_on_signals
 from services.pod_metrics import served
 from services.prefill.attempts import Attempts
 from services.prefill.metering import PrefillMetrics
@@ -25,7 +25,10 @@ _WATCH_EVERY_S = 1.0
 
 
 async def serve(settings: PrefillSettings) -> None:
-    """Run until SIGTERM or SIGINT, then drain: attempts first, the port last (see ``decode.peers``)."""
+    """Run until SIGTERM or SIGINT, then drain: attempts first, the port last (see ``decode.peers``).
+
+    Raises what a thread of the pod died of, so that whoever watches the process restarts it.
+    """
     stopping = asyncio.Event()
     tls = settings.tls(PeerRole.PREFILL)
     async with (
@@ -57,7 +60,7 @@ async def serve(settings: PrefillSettings) -> None:
             lambda: pod.engine.latest_stats.prefix_bytes,
         )
         await server.start()
-        watch = asyncio.create_task(_watch(pod, peers, server))
+        watch = asyncio.create_task(_watch(pod, peers, server, stopping))
         log.info("listening", address=server.address, epoch=pod.epoch)
         async with served(metrics.metrics, settings.metrics_listen):
             with stop_on_signals(stopping.set):
@@ -67,16 +70,17 @@ async def serve(settings: PrefillSettings) -> None:
         for name in (SERVICE, LAYOUT):
             await server.set_serving(name, False)
         await attempts.drain(settings.drain_s)
-        # Decode takes a refused connection for the end of our writes: the I/O thread ends first, the port closes last.
-        await asyncio.to_thread(pod.worker.close)
+        # Decode takes a refused connection for the end of our writes: every rank's I/O ends before the port closes.
+        await pod.sides.close()
         await server.stop()
+        pod.require_alive()
 
 
-async def _watch(pod: Pod, peers: Peers, server: RpcServer) -> None:
-    """Keep health true and forget peers that fell silent."""
+async def _watch(pod: Pod, peers: Peers, server: RpcServer, stopping: asyncio.Event) -> None:
+    """Keep health true, forget peers that fell silent, and stop what is dead."""
     serving = paired = False
     while True:
-        healthy = pod.engine.failed is None and pod.worker.failed is None
+        healthy = pod.dead is None
         if (healthy and len(peers) > 0) != paired:
             paired = not paired
             await server.set_serving(LAYOUT, paired)
@@ -84,7 +88,8 @@ async def _watch(pod: Pod, peers: Peers, server: RpcServer) -> None:
             serving = healthy
             await server.set_serving(SERVICE, serving)
             if not healthy:
-                await server.set_serving("", False)  # only a restart helps
+                await server.set_serving("", False)
+                asyncio.get_running_loop().call_later(SHOW_DEATH_S, stopping.set)
         try:
             await peers.forget_silent()
         except Exception:  # a bug there must not freeze health

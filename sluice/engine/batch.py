@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sluice.errors import SluiceError
 from sluice.pools.backup import EarlierState
 from sluice.pools.base import RequestTables
 from sluice.spec.steering import Steering
@@ -71,6 +72,7 @@ class StepPlan:
 class DecodeResult:
     """``accepted`` drafts stand; ``token_ids`` are those plus one. ``drafted`` is how many were
     verified. ``logprobs`` has one entry a token, when asked for; ``reached`` is state to keep for reuse.
+    ``failure``: why the request can't go on although its step went well (its grammar is stuck).
     """
 
     token_ids: tuple[int, ...]
@@ -78,6 +80,7 @@ class DecodeResult:
     drafted: int
     logprobs: tuple[Logprobs, ...] = ()
     reached: EarlierState | None = None
+    failure: SluiceError | None = None
 
     @classmethod
     def first(cls, token_id: int, logprobs: Logprobs | None) -> DecodeResult:
@@ -89,11 +92,13 @@ class DecodeResult:
 class PrefillResult:
     """``first_token`` comes with the final chunk, its logprobs when asked for. ``prompt_logprobs`` are those of
     tokens ``start + 1 .. stop`` of the prompt: a chunk's last row scores the next chunk's first token.
+    ``failure`` as of ``DecodeResult``.
     """
 
     first_token: int | None = None
     first_logprobs: Logprobs | None = None
     prompt_logprobs: tuple[Logprobs, ...] = ()
+    failure: SluiceError | None = None
 
 
 @dataclass(frozen=True)

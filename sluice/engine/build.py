@@ -9,7 +9,7 @@ from pathlib import Path
 from sluice.config import EngineConfig, PoolConfig, SpecConfig
 from sluice.engine.core import EngineCore
 from sluice.engine.ranks import LeadingCore
-from sluice.grammar.compiler import grammars_of
+from sluice.grammar.compiler import FollowersGrammars, Grammars, grammars_of
 from sluice.models.base import TargetModel
 from sluice.models.kimi_linear.config import LayerKind
 from sluice.models.kimi_linear.model import KimiLinearTarget
@@ -70,7 +70,9 @@ def build_engine(
         pool = replace(pool, num_pages=solution.num_pages)
     memory = build_memory(needs, pool, spec.verify_tokens)
     info = loaded.target.info
-    grammars = grammars_of(model_dir, info.vocab_size, info.eos_token_ids)
+    grammars: Grammars = FollowersGrammars()
+    if parallel.rank == 0:
+        grammars = grammars_of(model_dir, info.vocab_size, info.eos_token_ids)
     core = LeadingCore if parallel.size > 1 and parallel.rank == 0 else EngineCore
     return core(role, loaded.target, loaded.draft, memory, spec, config, pool, grammars, parallel)
 

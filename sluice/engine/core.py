@@ -280,8 +280,8 @@ class EngineCore:
             self._apply_decode(work, decoded)
         for chunk, prefilled in zip(plan.prefills, result.prefills, strict=True):
             request = self._requests[chunk.request_id]
-            if request.failure is not None:
-                self._fail(request, request.failure)
+            if prefilled.failure is not None:
+                self._fail(request, prefilled.failure)
                 continue
             chunk.tables.kv_len = chunk.stop
             request.prompt_scores += prefilled.prompt_logprobs
@@ -298,8 +298,8 @@ class EngineCore:
 
     def _apply_decode(self, work: DecodeWork, decoded: DecodeResult) -> None:
         request, start = self._requests[work.request_id], work.tables.kv_len
-        if request.failure is not None:
-            self._fail(request, request.failure)
+        if decoded.failure is not None:
+            self._fail(request, decoded.failure)
             return
         commit_by_length(work.tables, start, decoded.accepted)
         request.draft_ready = self._drafts

@@ -7,17 +7,18 @@ the same commands before the same step stay equal in everything but the numbers 
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec
 
 from sluice.engine.core import EngineCore
 from sluice.engine.outputs import ChunkReady
 from sluice.engine.request import OnChunk
 from sluice.errors import PoolError, RankLost, SluiceError
 from sluice.grammar.matcher import Matcher
-from sluice.types import Logprobs, Request, RequestId, Role
+from sluice.types import Request, Role
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Call:
 
     method: str
     args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,23 @@ class Turn:
 
     def pack(self) -> bytes:
         return pickle.dumps(self)
+
+
+P = ParamSpec("P")
+
+
+def _replicated(
+    command: Callable[Concatenate[EngineCore, P], None],
+) -> Callable[Concatenate[EngineCore, P], None]:
+    """The command, which is also said to the other ranks."""
+
+    @functools.wraps(command)
+    def run(core: EngineCore, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        assert isinstance(core, LeadingCore)
+        core.say(Call(command.__name__, args, kwargs))
+        command(core, *args, **kwargs)
+
+    return run
 
 
 class LeadingCore(EngineCore):
@@ -51,38 +70,17 @@ class LeadingCore(EngineCore):
     def submit(
         self, request: Request, on_chunk: OnChunk | None = None, matcher: Matcher | None = None
     ) -> None:
-        self._say("submit", request)
+        if request.sampling.grammar is not None and matcher is None:  # refused before it is said
+            matcher = self.grammars.matcher(request.sampling.grammar)
+        self.say(Call("submit", (request,)))
         super().submit(request, on_chunk, matcher)
 
-    def adopt(
-        self,
-        request_id: RequestId,
-        first_token: int,
-        draft_valid: bool = True,
-        first_logprobs: Logprobs | None = None,
-    ) -> None:
-        self._say("adopt", request_id, first_token, draft_valid, first_logprobs)
-        super().adopt(request_id, first_token, draft_valid, first_logprobs)
-
-    def abort(self, request_id: RequestId) -> None:
-        self._say("abort", request_id)
-        super().abort(request_id)
-
-    def cancel(self, request_id: RequestId) -> None:
-        self._say("cancel", request_id)  # whose abort is said once more, and finds nothing to do
-        super().cancel(request_id)
-
-    def release(self, request_id: RequestId) -> None:
-        self._say("release", request_id)
-        super().release(request_id)
-
-    def quarantine(self, request_id: RequestId) -> None:
-        self._say("quarantine", request_id)
-        super().quarantine(request_id)
-
-    def retract(self, request_id: RequestId) -> None:
-        self._say("retract", request_id)
-        super().retract(request_id)
+    adopt = _replicated(EngineCore.adopt)
+    abort = _replicated(EngineCore.abort)
+    cancel = _replicated(EngineCore.cancel)  # whose abort is said too, and finds nothing to do
+    release = _replicated(EngineCore.release)
+    quarantine = _replicated(EngineCore.quarantine)
+    retract = _replicated(EngineCore.retract)
 
     def shutdown(self, reason: SluiceError) -> None:
         self.send(Turn(self._taken(), stop=True).pack())
@@ -92,8 +90,9 @@ class LeadingCore(EngineCore):
         self.send(Turn(self._taken()).pack())
         return super().step()
 
-    def _say(self, method: str, *args: object) -> None:
-        self._calls.append(Call(method, args))
+    def say(self, call: Call) -> None:
+        """To every other rank, before its next step."""
+        self._calls.append(call)
 
     def _taken(self) -> tuple[Call, ...]:
         calls, self._calls = tuple(self._calls), []
@@ -117,7 +116,7 @@ def follow(
         for call in turn.calls:
             extra = (on_chunk,) if call.method == "submit" and wants_chunks else ()
             try:
-                getattr(core, call.method)(*call.args, *extra)
+                getattr(core, call.method)(*call.args, *extra, **call.kwargs)
             except (PoolError, RankLost):
                 raise
             except SluiceError:

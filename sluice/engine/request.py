@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from sluice.engine.outputs import ChunkReady
-from sluice.errors import IllegalTransition, SluiceError
+from sluice.errors import IllegalTransition
 from sluice.grammar.matcher import Matcher
 from sluice.pools.backup import StateBackup
 from sluice.pools.base import RequestTables
@@ -77,11 +77,6 @@ class ActiveRequest:
         return self.request.sampling.max_tokens - len(self.output)
 
     @property
-    def failure(self) -> SluiceError | None:
-        """Why it can't go on although its step went well: its grammar can't be followed any further."""
-        return None if self.steering is None else self.steering.failure
-
-    @property
     def prompt_logprobs(self) -> PromptLogprobs | None:
         """Of the whole prompt, when asked for and computed."""
         wanted = self.request.sampling.prompt_logprobs is not None
@@ -127,10 +122,10 @@ def new_request(
     on_chunk: OnChunk | None = None,
     matcher: Matcher | None = None,
 ) -> ActiveRequest:
-    """A queued request; ``matcher`` is that of its grammar."""
+    """A queued request; ``matcher`` is that of its grammar, where tokens are chosen."""
     sampling = request.sampling
     stop_ids = frozenset(sampling.stop_token_ids)
-    if matcher is not None or not sampling.ignore_eos:
+    if sampling.grammar is not None or not sampling.ignore_eos:
         stop_ids |= eos_ids  # a grammar's end is an end, whatever else was asked for
     active = ActiveRequest(request, stop_ids, on_chunk)
     if needs_steering(sampling):

@@ -4,6 +4,7 @@ became true.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from sluice.engine.batch import (
     StepResult,
 )
 from sluice.engine.sampler import StepSampler
+from sluice.errors import SluiceError, as_sluice_error
 from sluice.models.base import ForwardBatch, Segment
 from sluice.models.capture import HiddenCapture
 from sluice.parallel.group import SINGLE, Parallel
@@ -26,7 +28,10 @@ from sluice.pools.base import StateMemory
 from sluice.spec.commit import CommittedTarget
 from sluice.spec.draft import Drafter, DraftTask, Proposal
 from sluice.spec.logprobs import score
+from sluice.spec.steering import Steering
 from sluice.types import Logprobs
+
+log = logging.getLogger(__name__)
 
 NO_DRAFTS = Proposal((), None)
 SCORED_ROWS = 128  # of a prompt at a time: 128 rows of 150,000 logits are 77 MB
@@ -125,10 +130,28 @@ class Runner:
         if not rows:
             return StepResult((), tuple(PrefillResult(prompt_logprobs=each) for each in scores))
         logits_RV = self._logits(hidden[rows])
-        result = self._verdicts(plan, proposals, logits_RV, scores)
-        # Ranks see the same logits and all follow their grammars, but one's word counts: a tie that
-        # another breaks otherwise would part their requests for good.
-        return self._parallel.decide(lambda: result)
+        # Ranks see the same logits, but one's word counts: a tie that another breaks otherwise would part
+        # their requests for good, as would an error that another doesn't have.
+        chosen = self._parallel.decide(lambda: self._chosen(plan, proposals, logits_RV, scores))
+        if isinstance(chosen, SluiceError):
+            raise chosen
+        return chosen
+
+    def _chosen(
+        self,
+        plan: StepPlan,
+        proposals: Sequence[Proposal],
+        logits_RV: Tensor,
+        scores: Sequence[tuple[Logprobs, ...]],
+    ) -> StepResult | SluiceError:
+        """On rank 0. An error is an answer, too: all ranks fail the step's requests, and go on."""
+        try:
+            return self._verdicts(plan, proposals, logits_RV, scores)
+        except Exception as error:
+            if self._parallel.size == 1:
+                raise
+            log.exception("no tokens could be chosen")
+            return as_sluice_error(error, stage="choose")
 
     def _verdicts(
         self,
@@ -144,7 +167,15 @@ class Runner:
             verdict = sampler.verify(row, position, proposal, work.sampling, work.steering)
             drafted = len(proposal.token_ids)
             logprobs = sampler.logprobs(row, verdict.token_ids, work.sampling)
-            decodes.append(DecodeResult(verdict.token_ids, verdict.accepted, drafted, logprobs))
+            decodes.append(
+                DecodeResult(
+                    verdict.token_ids,
+                    verdict.accepted,
+                    drafted,
+                    logprobs,
+                    failure=_failure(work.steering),
+                )
+            )
             row += drafted + 1
         prefills: list[PrefillResult] = []
         for chunk, each in zip(plan.prefills, scores, strict=True):
@@ -153,7 +184,7 @@ class Runner:
                 continue
             first = sampler.first_token(row, chunk.stop, chunk.sampling, chunk.steering)
             own = next(iter(sampler.logprobs(row, (first,), chunk.sampling)), None)
-            prefills.append(PrefillResult(first, own, each))
+            prefills.append(PrefillResult(first, own, each, _failure(chunk.steering)))
             row += 1
         return StepResult(tuple(decodes), tuple(prefills))
 
@@ -202,6 +233,10 @@ class Runner:
             at += chunk.stop - chunk.start
         if observed:
             drafter.observe(observed, hidden[rows])
+
+
+def _failure(steering: Steering | None) -> SluiceError | None:
+    return None if steering is None else steering.failure
 
 
 def _nothing() -> None:

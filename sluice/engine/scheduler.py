@@ -251,7 +251,7 @@ class Scheduler:
     def _check_backup(self, tables: RequestTables) -> None:
         check_settled(self._memory, tables)
         held = sum(one.backup.num_bytes for one in self._retracted if one.backup is not None)
-        size, limit = backup_bytes(self._memory, tables), self._config.backup_bytes
+        size, limit = backup_bytes(self._memory, tables.kv_len), self._config.backup_bytes
         if held + size > limit:
             raise Overloaded(
                 f"request {tables.request_id} needs memory, and {size} bytes of state to back up don't "

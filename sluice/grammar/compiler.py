@@ -18,8 +18,9 @@ from sluice.types import Grammar
 class Grammars(Protocol):
     """What an engine asks for matchers."""
 
-    def matcher(self, grammar: Grammar) -> Matcher:
-        """A matcher at the grammar's start; may take long, and may be called on any thread.
+    def matcher(self, grammar: Grammar) -> Matcher | None:
+        """A matcher at the grammar's start; None where another rank chooses the tokens. May take long, and may
+        be called on any thread.
 
         Raises ``BadRequest`` that says what is wrong with the text.
         """
@@ -54,6 +55,13 @@ class NoGrammars:
 
     def matcher(self, grammar: Grammar) -> Matcher:
         raise BadRequest(f"this model can't follow grammars: {self.reason}", field="grammar")
+
+
+class FollowersGrammars:
+    """``Grammars`` of a rank that takes rank 0's tokens: it compiles none, and holds up nobody's step."""
+
+    def matcher(self, grammar: Grammar) -> None:
+        return None
 
 
 NO_GRAMMARS: Grammars = NoGrammars("the engine was built without a tokenizer")

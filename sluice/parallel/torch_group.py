@@ -28,8 +28,9 @@ _FAILED = -1  # a length that says that nothing follows
 
 
 class TorchGroup:
-    """One rank's end. The ranks find each other through ``meeting``, a file that doesn't exist yet in a
-    folder that only they can write; ``timeout_s`` bounds that and every collective.
+    """One rank's end. The ranks find each other through ``meeting``, a file that only they can write, which
+    is empty or doesn't exist yet; groups of other ``name`` may share it. ``timeout_s`` bounds that and every
+    collective.
 
     Raises ``RankLost`` when not all of them come.
     """
@@ -42,12 +43,14 @@ class TorchGroup:
         *,
         device: str = "cpu",
         timeout_s: float = 60.0,
+        name: str = "all",
     ) -> None:
         self.rank = rank
         self.size = size
         timeout = timedelta(seconds=timeout_s)
-        store = _c10d.FileStore(str(meeting), size)
-        store.set_timeout(timeout)
+        file = _c10d.FileStore(str(meeting))
+        file.set_timeout(timeout)
+        store = _c10d.PrefixStore(name, file)
         try:
             self._control = _gloo(_c10d.PrefixStore("control", store), rank, size, timeout)
             self._tensors: Any = self._control
@@ -125,9 +128,11 @@ def _nccl(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
 def subgroup(
     group: TorchGroup, meeting: Path, size: int, *, device: str, timeout_s: float
 ) -> TorchGroup:
-    """The group of ``size`` neighbours that this rank belongs to; the whole one where that is all of them."""
+    """The group of ``size`` neighbours that this rank belongs to; the whole one where that is all of them.
+    ``meeting`` as of the whole one.
+    """
     if size == group.size:
         return group
     number, rank = divmod(group.rank, size)
-    own = meeting.with_name(f"{meeting.name}-{number}")
-    return TorchGroup(own, rank, size, device=device, timeout_s=timeout_s)
+    name = f"{size}-{number}"
+    return TorchGroup(meeting, rank, size, device=device, timeout_s=timeout_s, name=name)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sluice.errors import ConfigError, InternalError, PoolError
 from sluice.layout.component import Component, Coverage, Kind, Owner
-from sluice.layout.span import Run, count_rows, live_ordinals, span
+from sluice.layout.span import Run, live_ordinals, span
 from sluice.pools.base import RequestTables
 from sluice.pools.memory import Memory
 
@@ -48,10 +48,7 @@ class StateBackup:
     length: int  # committed tokens
     draft_valid_from: int
     components: tuple[ComponentBackup, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(rows.numel() for component in self.components for rows in component.rows)
+    num_bytes: int  # as of ``backup_bytes``
 
 
 def check_backup(memory: Memory) -> None:
@@ -66,10 +63,13 @@ def check_backup(memory: Memory) -> None:
         )
 
 
-def backup_bytes(memory: Memory, tables: RequestTables) -> int:
-    """What ``back_up`` would copy. Raises ``SpanMismatch`` for a live row that isn't mapped."""
+def backup_bytes(memory: Memory, length: int, have: int = 0) -> int:
+    """What ``back_up`` would copy on the rank that holds most: one number on all ranks, since schedules
+    depend on it. With a dealt history (``Component.interleave``) others may copy a row a component less.
+    """
     return sum(
-        count_rows(span(component, tables, tables.kv_len)) * component.bytes_per_row
+        -(-len(live_ordinals(component, length, have)) // component.interleave)
+        * component.bytes_per_row
         for component in memory.components()
     )
 
@@ -122,7 +122,8 @@ def back_up(
         else:
             runs = _own_runs(memory, component, tables, length, have)
             components.append(_copied(memory, component, runs))
-    return StateBackup(have, length, tables.draft_valid_from, tuple(components))
+    num_bytes = backup_bytes(memory, length, have)
+    return StateBackup(have, length, tables.draft_valid_from, tuple(components), num_bytes)
 
 
 def restore(memory: Memory, backup: StateBackup, tables: RequestTables) -> None:

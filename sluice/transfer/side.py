@@ -181,6 +181,10 @@ class RankSide:
             self._errors.pop(attempt_id, None)
             self._handed.pop(attempt_id, None)
 
+    async def close(self) -> None:
+        """End all I/O, after what was posted has settled. Idempotent."""
+        await asyncio.to_thread(self._worker.close)
+
     async def transports(self) -> tuple[str, ...]:
         """See ``Plane.transports``."""
         return await asyncio.wrap_future(self._worker.transports())

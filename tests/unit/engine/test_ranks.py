@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import threading
 from collections.abc import Callable
@@ -17,10 +18,11 @@ from sluice.config import EngineConfig, PoolConfig, SpecConfig
 from sluice.engine.build import build_engine
 from sluice.engine.core import EngineCore
 from sluice.engine.ranks import LeadingCore, Turn, follow
-from sluice.errors import Overloaded, RankLost
+from sluice.errors import BadRequest, InternalError, Overloaded, RankLost
+from sluice.grammar.matcher import GrammarMatcher
 from sluice.parallel.torch_group import TorchGroup
-from sluice.types import Request, RequestId, Role, Sampling
-from tests.unit.engine.driving import Story, run_until_idle, tell
+from sluice.types import Grammar, GrammarKind, Request, RequestId, Role, Sampling
+from tests.unit.engine.driving import Story, run_all, run_until_idle, tell
 
 MODEL = Path(__file__).parents[3] / "models" / "tiny-kimi"
 POOL = PoolConfig(page_tokens=16, num_pages=14, num_slots=4, fill="nan")
@@ -124,6 +126,70 @@ def _alone(numbers: list[int]) -> dict[RequestId, list[int]]:
         core.submit(_request(number, temperature=0.7 * (number % 2)))
     tell(told, run_until_idle(core))
     return {name: story.tokens for name, story in told.items()}
+
+
+def test_every_command_is_said_to_the_other_ranks() -> None:
+    """A command that is added to the engine and not here would part the ranks without a word."""
+    public = {
+        name
+        for name, member in vars(EngineCore).items()
+        if inspect.isfunction(member) and not name.startswith("_")
+    }
+    told_as_turns = {"step", "shutdown"}
+    assert public - {"layout", "drain", "stats"} - told_as_turns == {
+        name for name in public - told_as_turns if name in vars(LeadingCore)
+    }
+
+
+def test_grammars_are_the_leaders_affair() -> None:
+    """Others compile none, and still end with the leader those that are refused or get stuck."""
+    stories: dict[RequestId, Story] = {}
+    list_of_words = Grammar(GrammarKind.REGEX, r"\[(\"[a-z]+\"(, )?){1,3}\]")
+    wanted = _request(0, grammar=list_of_words)
+    ranks = Ranks()
+
+    def work(core: LeadingCore) -> None:
+        with pytest.raises(BadRequest):
+            core.submit(_request(7, grammar=Grammar(GrammarKind.REGEX, "(")))
+        core.submit(wanted)
+        core.submit(_request(1, grammar=Grammar(GrammarKind.REGEX, "\U0010fffd+"), max_tokens=3))
+        core.submit(_request(2))
+        core.step()
+        stuck = core._requests[RequestId("r1")].steering
+        assert stuck is not None
+        assert isinstance(stuck._matcher, GrammarMatcher)
+        stuck._matcher.failure = BadRequest("stuck", field="grammar")
+        tell(stories, run_until_idle(core))
+
+    ranks.run(2, work)
+    assert not ranks.errors
+    for core in ranks.cores.values():
+        assert core.memory.at_baseline()
+        assert not core._requests
+    assert ranks.cores[1].grammars.matcher(list_of_words) is None
+    assert str(stories[RequestId("r1")].error) == "[validate] stuck"
+    assert stories[RequestId("r2")].tokens == _alone([2])[RequestId("r2")]
+    alone = build_engine(MODEL, Role.AGGREGATED, POOL, SpecConfig(5), EngineConfig())
+    assert stories[RequestId("r0")] == run_all(alone, [wanted])[RequestId("r0")]
+
+
+def test_a_choice_that_fails_fails_the_step_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    stories: dict[RequestId, Story] = {}
+    ranks = Ranks()
+
+    def work(core: LeadingCore) -> None:
+        core.submit(_request(0))
+        with monkeypatch.context() as broken:
+            broken.setattr(core._runner, "_verdicts", lambda *_: 1 // 0)
+            tell(stories, run_until_idle(core))
+        core.submit(_request(2))
+        tell(stories, run_until_idle(core))
+
+    ranks.run(2, work)
+    assert not ranks.errors
+    assert all(core.memory.at_baseline() and not core._requests for core in ranks.cores.values())
+    assert isinstance(stories[RequestId("r0")].error, InternalError)
+    assert stories[RequestId("r2")].tokens == _alone([2])[RequestId("r2")]
 
 
 def test_a_follower_that_loses_its_leader_ends() -> None:

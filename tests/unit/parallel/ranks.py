@@ -42,8 +42,9 @@ def run_contexts(
         def both(group: Parallel) -> T:
             if not isinstance(group, TorchGroup):
                 return work(group, group)
-            meeting = Path(folder) / "contexts"
-            own = subgroup(group, meeting, context, device="cpu", timeout_s=timeout_s)
+            own = subgroup(
+                group, Path(folder) / "contexts", context, device="cpu", timeout_s=timeout_s
+            )
             return work(group, own)
 
         return run_ranks(size, both, timeout_s)

@@ -7,15 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sluice.config import PoolMode
+from sluice.config import PoolConfig, PoolMode
 from sluice.errors import ConfigError, PoolError
 from sluice.layout.span import span
-from sluice.pools.backup import StateBackup, back_up, check_backup, restore
+from sluice.pools.backup import StateBackup, back_up, backup_bytes, check_backup, restore
 from sluice.pools.base import RequestTables
-from sluice.pools.memory import Memory
+from sluice.pools.memory import Memory, build_memory
 from sluice.pools.slots import SlotPool
 from sluice.types import RequestId
 from tests.unit.pools.dsv4_needs import WINDOW, memory
+from tests.unit.pools.family_memories import FamilyMemory
 
 MODES = list(PoolMode)
 LENGTHS = (1, 3, 4, 5, 16, 17, 127, 128, 129, 300)
@@ -131,3 +132,20 @@ def test_a_promise_grows_where_there_is_room_and_not_at_all_elsewhere(mode: Pool
     assert made.grow(other, 300)
     made.close(other)
     assert made.at_baseline()
+
+
+@pytest.mark.parametrize("length", [1, 5, 8, 9, 31])
+def test_the_estimate_of_a_dealt_history_is_the_largest_ranks_copy(length: int) -> None:
+    """The same on all ranks: they retract, or refuse to, alike."""
+    needs, verify_tokens = FamilyMemory("tiny-kimi", draft=True).needs()
+    copied, estimated = [], set()
+    for rank in range(4):
+        config = PoolConfig(page_tokens=4, num_pages=30, num_slots=2, context=4, context_rank=rank)
+        made = build_memory(needs, config, verify_tokens)
+        tables = _opened(made, length)
+        estimated.add(backup_bytes(made, length))
+        backup = back_up(made, tables)
+        estimated.add(backup.num_bytes)
+        copied.append(sum(rows.numel() for one in backup.components for rows in one.rows))
+    assert estimated == {max(copied)}
+    assert (min(copied) < max(copied)) == (length % 4 > 0)
