@@ -15,15 +15,14 @@ from sluice.errors import ConfigError
 from sluice.parallel.context import NO_CONTEXT, ContextParallel
 from sluice.parallel.group import SINGLE, Parallel
 from sluice.types import Request, RequestId, Role, Sampling
+from tests.integration.tiny_folders import FAMILIES, save_tiny
 from tests.unit.engine.driving import Story, run_all
 from tests.unit.parallel.ranks import run_contexts
 
 MODELS = Path(__file__).parents[2] / "models"
 PAGE = 4
-# 1 .. 3 pages of all ranks together, around every boundary, for 2 and for 4 ranks.
-LENGTHS = sorted(
-    {n for edge in (0, 4, 8, 16, 24, 32, 48) for n in (edge - 1, edge, edge + 1) if n > 0}
-)
+# Every length up to 3 pages of all ranks together and one more, for 2 and for 4 ranks.
+LENGTHS = range(1, 3 * PAGE * 4 + 2)
 
 
 def _requests() -> list[Request]:
@@ -41,9 +40,9 @@ def _requests() -> list[Request]:
 def _core(
     steps: int | None, parallel: Parallel = SINGLE, context: ContextParallel = NO_CONTEXT
 ) -> EngineCore:
-    pool = PoolConfig(page_tokens=PAGE, num_pages=600, num_slots=24, fill="nan")
+    pool = PoolConfig(page_tokens=PAGE, num_pages=900, num_slots=len(LENGTHS), fill="nan")
     spec = None if steps is None else SpecConfig(steps)
-    config = EngineConfig(max_batch_tokens=100, max_running=24)
+    config = EngineConfig(max_batch_tokens=100, max_running=len(LENGTHS))
     core = build_engine(
         MODELS / "tiny-kimi",
         Role.AGGREGATED,
@@ -88,10 +87,14 @@ def test_the_tokens_of_one_rank(
         assert told == expected, f"rank {rank}"
 
 
-def test_a_family_without_latents_is_refused() -> None:
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "tiny-kimi"])
+def test_a_family_without_latents_is_refused(family: str, tmp_path: Path) -> None:
+    """The pairs with a DCP above 1 that mean nothing."""
+    folder = save_tiny(family, tmp_path / family)
+
     def work(parallel: Parallel, group: Parallel) -> EngineCore:
         return build_engine(
-            MODELS / "tiny-dsv4",
+            folder,
             Role.DECODE,
             PoolConfig(num_pages=4, num_window_pages=4),
             None,

@@ -2,63 +2,35 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from sluice.config import EngineConfig, PoolConfig, SpecConfig
 from sluice.engine.build import build_engine
 from sluice.engine.core import EngineCore
 from sluice.engine.ranks import LeadingCore
 from sluice.models.base import ForwardBatch, Segment
-from sluice.models.config_fields import ConfigFields
-from sluice.models.llama.config import parse_config
-from sluice.models.llama.weights import read_weights
 from sluice.models.registry import load_model
 from sluice.parallel.group import Parallel
 from sluice.pools.memory import build_memory
 from sluice.types import Request, RequestId, Role, Sampling
-from tests.unit.engine.driving import Story, run_all
-from tests.unit.models.dspark.tiny import Tensors
+from tests.integration.tiny_folders import FAMILIES, save_tiny
+from tests.unit.engine.driving import Story, run_all, run_until_idle, tell
 from tests.unit.parallel.ranks import run_ranks
 
-SHIPPED = Path(__file__).parents[2] / "models"
-FAMILIES = ("tiny-dsv4", "tiny-kimi", "qwen3")
 POOL = PoolConfig(page_tokens=128, num_pages=12, num_window_pages=12, num_slots=6, fill="nan")
-QWEN3 = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "attention_bias": True,
-    "rms_norm_eps": 1e-6,
-    "eos_token_id": 1,
-    "tie_word_embeddings": True,
-}
+CONFIG = EngineConfig(max_batch_tokens=64)
+UNDRAFTED = ("llama",)  # no draft is made for it: "drafting" would be "plain" again
+RUNS = [(family, steps) for family in FAMILIES for steps in (None, 0)]
 
 
 @pytest.fixture(scope="module")
-def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random checkpoint with fewer key/value heads than ranks, biases and tied tables."""
-    folder = tmp_path_factory.mktemp("qwen3")
-    (folder / "config.json").write_text(json.dumps(QWEN3))
-    source = Tensors(0)
-    read_weights(source, parse_config(ConfigFields(QWEN3)))
-    save_file(source.made, folder / "model.safetensors")
-    return folder
-
-
-def _folder(family: str, qwen3: Path) -> Path:
-    return qwen3 if family == "qwen3" else SHIPPED / family
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {family: save_tiny(family, tmp_path_factory.mktemp(family)) for family in FAMILIES}
 
 
 def _requests(vocab: int) -> list[Request]:
@@ -74,9 +46,10 @@ def _requests(vocab: int) -> list[Request]:
     ]
 
 
-def _core(folder: Path, steps: int | None, parallel: Parallel) -> EngineCore:
+def _core(
+    folder: Path, steps: int | None, parallel: Parallel, config: EngineConfig = CONFIG
+) -> EngineCore:
     spec = None if steps is None else SpecConfig(steps)
-    config = EngineConfig(max_batch_tokens=64)
     core = build_engine(folder, Role.AGGREGATED, POOL, spec, config, parallel=parallel)
     if isinstance(core, LeadingCore):
         core.lead(lambda _turn: None)  # the test itself tells every rank
@@ -93,19 +66,26 @@ def _stories(folder: Path, steps: int | None, size: int) -> Sequence[dict[Reques
     return run_ranks(size, work)
 
 
-@pytest.mark.parametrize("steps", [None, 0], ids=["drafting", "plain"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_tokens_of_one_rank(family: str, steps: int | None, qwen3: Path) -> None:
-    folder = _folder(family, qwen3)
+@pytest.mark.parametrize(
+    ("family", "steps"),
+    [run for run in RUNS if run[1] == 0 or run[0] not in UNDRAFTED],
+    ids=lambda value: {None: "drafting", 0: "plain"}.get(value, value),
+)
+def test_the_tokens_of_one_rank(family: str, steps: int | None, folders: dict[str, Path]) -> None:
+    folder = folders[family]
     (expected,) = _stories(folder, steps, 1)
+    drafted = [
+        count for story in expected.values() for count in story.accepted if count is not None
+    ]
+    assert bool(drafted) == (steps is None)
     for size in (2, 4):
         for rank, told in enumerate(_stories(folder, steps, size)):
             assert told == expected, f"rank {rank} of {size}"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_logits_of_one_rank(family: str, qwen3: Path) -> None:
-    folder, ids = _folder(family, qwen3), tuple(range(3, 43))
+def test_the_logits_of_one_rank(family: str, folders: dict[str, Path]) -> None:
+    folder, ids = folders[family], tuple(range(3, 43))
 
     def work(parallel: Parallel) -> torch.Tensor:
         target = load_model(folder, draft=False, parallel=parallel).target
@@ -123,13 +103,49 @@ def test_the_logits_of_one_rank(family: str, qwen3: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_ranks_of_one_model_share_its_identity(family: str, qwen3: Path) -> None:
+def test_a_known_prefix_is_reused_alike(family: str, folders: dict[str, Path]) -> None:
+    """A second turn behind the first one's prompt and answer: the tokens of an engine that keeps nothing,
+    and as many rows reused as one rank reuses.
+    """
+    folder = folders[family]
+    vocab, length = (64, 40) if family in ("llama", "qwen3") else (500, 300)
+
+    def turns(prefix_bytes: int) -> Callable[[Parallel], list[tuple[Story, int]]]:
+        def work(parallel: Parallel) -> list[tuple[Story, int]]:
+            config = replace(CONFIG, prefix_bytes=prefix_bytes, prefix_interval_tokens=128)
+            core = _core(folder, None, parallel, config)
+            generator = torch.Generator().manual_seed(4)
+            prompt = torch.randint(3, vocab, (length,), generator=generator).tolist()
+            told = []
+            for turn in range(2):
+                name = RequestId(f"turn{turn}")
+                core.submit(Request(name, tuple(prompt), Sampling(max_tokens=120, ignore_eos=True)))
+                core.step()
+                cached = core._requests[name].cached_tokens
+                stories: dict[RequestId, Story] = {}
+                tell(stories, run_until_idle(core))
+                told.append((stories[name], cached))
+                prompt += [*stories[name].tokens, 5, 6, 7]
+            core.memory.check()
+            return told
+
+        return work
+
+    (expected,) = run_ranks(1, turns(1 << 28))
+    (cold,) = run_ranks(1, turns(0))
+    assert [story for story, _ in expected] == [story for story, _ in cold]
+    assert expected[1][1] >= 128
+    assert run_ranks(2, turns(1 << 28)) == [expected] * 2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ranks_of_one_model_share_its_identity(family: str, folders: dict[str, Path]) -> None:
     """Digests are of the whole checkpoint, of which no rank reads all."""
-    folder = _folder(family, qwen3)
+    folder = folders[family]
     (expected,) = run_ranks(1, lambda parallel: load_model(folder, parallel=parallel).target.info)
     assert run_ranks(2, lambda p: load_model(folder, parallel=p).target.info) == [expected] * 2
 
 
-def test_a_width_that_does_not_divide_is_refused(qwen3: Path) -> None:
+def test_a_width_that_does_not_divide_is_refused(folders: dict[str, Path]) -> None:
     with pytest.raises(Exception, match="can't be shared equally by 3"):
-        run_ranks(3, lambda parallel: load_model(qwen3, parallel=parallel))
+        run_ranks(3, lambda parallel: load_model(folders["qwen3"], parallel=parallel))

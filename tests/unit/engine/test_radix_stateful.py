@@ -31,14 +31,6 @@ PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=LONGEST).map(
 )
 
 
-class _State(StateBackup):
-    """Only its size matters here."""
-
-    @property
-    def num_bytes(self) -> int:
-        return STATE_BYTES
-
-
 @dataclass
 class _Life:
     """A request: its tokens, its pages in order, and how many of those are its own."""
@@ -82,7 +74,7 @@ class TreeMachine(RuleBasedStateMachine):
     def keep(self, pick: int, pages: int, with_state: bool) -> None:
         life = self.lives[pick % len(self.lives)]
         pages = min(pages, len(life.pages))
-        state = _State(0, pages * PAGE, 0, ()) if with_state else None
+        state = StateBackup(0, pages * PAGE, 0, (), STATE_BYTES) if with_state else None
         taken = self.tree.insert(life.tokens[: pages * PAGE], life.pages[:pages], state)
         if taken is not None:
             assert set(taken) <= set(life.own), "a page is at one place of the tree only"
