@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from math import lcm
 
 from sluice.errors import GeometryError
@@ -27,6 +28,17 @@ class Deal:
 
 
 EVERY_ROW = Deal()
+GATHER_BELOW_BYTES = (
+    16 << 10
+)  # larger pieces cost less as writes of their own (docs/performance.md)
+
+
+class Way(Enum):
+    """How a share leaves the writer's rows."""
+
+    RUNS = "runs"  # neighbouring rows are neighbouring bytes on both sides
+    GATHERED = "gathered"  # apart at the writer, end to end at the reader: through staging memory
+    PIECES = "pieces"  # apart at the reader, or large: a write for each row
 
 
 @dataclass(frozen=True)
@@ -41,10 +53,13 @@ class Share:
     num_bytes: int
     deal: Deal = EVERY_ROW
 
-    def is_whole(self, plan: ComponentPlan) -> bool:
-        """Whether whole rows go, so that runs of rows are runs of bytes."""
-        sizes = {entry.row_bytes for side in (plan.prefill, plan.decode) for entry in side.entries}
-        return sizes == {self.num_bytes} and self.deal == EVERY_ROW
+    def way(self, source: Component, target: Component) -> Way:
+        """``source`` and ``target`` are the component's on both sides."""
+        sizes = {entry.row_bytes for side in (source, target) for entry in side.entries}
+        if sizes == {self.num_bytes} and self.deal.count == 1:
+            return Way.RUNS
+        whole_there = self.num_bytes == target.entries[0].row_bytes
+        return Way.GATHERED if whole_there and self.num_bytes < GATHER_BELOW_BYTES else Way.PIECES
 
 
 @dataclass(frozen=True)

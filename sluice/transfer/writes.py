@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from sluice.errors import SpanMismatch, TransferFailed
 from sluice.layout.component import Component
-from sluice.layout.reshard import Share, dealt, local_runs
+from sluice.layout.reshard import Share, Way, dealt, local_runs
 from sluice.layout.span import Run, pair_runs
 from sluice.pools.base import Region
 from sluice.transfer.plane import Movement, Pack, Write
@@ -16,7 +16,6 @@ GROUP_BYTES = (
     4 << 20
 )  # 1-8 MB groups cost nothing and bound head-of-line blocking (docs/performance.md)
 GROUP_WRITES = 4096  # tiny rows: a descriptor costs about as much as 16 KB
-PACK_BELOW_BYTES = 16 << 10  # pieces from here on cost less as writes of their own than gathered
 
 
 def plan_writes(
@@ -45,7 +44,8 @@ def plan_writes(
         )
     sources = _by_layer(component, source_regions, "source")
     targets = _by_layer(component, target_regions, "destination")
-    share = None if share is None or _is_everything(share, component, target_component) else share
+    way = Way.RUNS if share is None else share.way(component, target_component)
+    share = None if way is Way.RUNS else share
     _check_same_entries(
         component, component if share is None else target_component, sources, targets
     )
@@ -57,10 +57,9 @@ def plan_writes(
     _check_disjoint(component, target_runs)
     pairs = pair_runs(source_runs, target_runs)
     if share is not None:
-        if share.num_bytes == row_bytes(target_component) and share.num_bytes < PACK_BELOW_BYTES:
+        if way is Way.GATHERED:
             return tuple(_packed(component, share, sources, targets, pairs))
-        if share.num_bytes < max(row_bytes(component), row_bytes(target_component)):
-            return tuple(_parts(component, target_component, share, sources, targets, pairs))
+        return tuple(_parts(component, target_component, share, sources, targets, pairs))
     return tuple(
         Write(
             source=sources[entry.layer_id].address + source_row * entry.row_bytes,
@@ -77,11 +76,6 @@ def row_bytes(component: Component) -> int:
     return component.entries[0].row_bytes
 
 
-def _is_everything(share: Share, component: Component, target: Component) -> bool:
-    sizes = {entry.row_bytes for side in (component, target) for entry in side.entries}
-    return share.deal.count == 1 and sizes == {share.num_bytes}
-
-
 def _parts(
     component: Component,
     target: Component,
@@ -90,7 +84,7 @@ def _parts(
     targets: Mapping[int, Region],
     pairs: Sequence[tuple[int, int, int]],
 ) -> Iterator[Write]:
-    """A stretch of every row: one write each, because neighbouring rows' stretches don't touch."""
+    """One write a row: neighbouring rows' stretches don't touch, or aren't worth a gather."""
     ours, theirs = row_bytes(component), row_bytes(target)
     for entry in component.entries:
         source = sources[entry.layer_id].address + share.source_offset

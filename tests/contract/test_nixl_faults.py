@@ -18,7 +18,8 @@ from torch import Tensor
 
 from sluice.errors import InternalError, PeerLost, SluiceError, TransferFailed
 from sluice.transfer.nixl import NixlPlane
-from sluice.transfer.plane import Write
+from sluice.transfer.plane import Pack, Write
+from sluice.transfer.staging import StagingUse
 from sluice.transfer.worker import TransferWorker, WorkerConfig
 from tests.contract.planes import (
     NUM_ROWS,
@@ -30,6 +31,7 @@ from tests.contract.planes import (
     row_writes,
 )
 from tests.contract.target_process import ROW_BYTES, endpoint_from_json, regions_of
+from tests.unit.transfer.worker_rig import wait_until
 
 # NIXL between processes, and what its wheel does by default.
 
@@ -183,6 +185,62 @@ def test_stopped_peer_times_out_and_settles_when_it_wakes(
     assert ticket.settled.result(WAIT_S).clean
     assert worker.stuck() == ()
     assert target.arena_digest() == _sha(source.view(-1, ROW_BYTES).flip(0).reshape(-1))
+
+
+def _every_second_row(source: Tensor, base: int) -> Pack:
+    rows = tuple(range(1, source.numel() // ROW_BYTES, 2))
+    return Pack(source.data_ptr(), ROW_BYTES, rows, ROW_BYTES, base)
+
+
+def _dealt(source: Tensor) -> Tensor:
+    rows = source.view(-1, ROW_BYTES)[1::2]
+    return torch.cat((rows, torch.zeros_like(rows))).view(-1)
+
+
+@pytest.mark.nixl
+@pytest.mark.parametrize("ends", ["wakes", "dies"])
+def test_a_packed_transfer_breaks_off(
+    start_target: Callable[..., _Target],
+    start_worker: Callable[..., tuple[TransferWorker, Tensor]],
+    ends: str,
+) -> None:
+    """Gathered rows are on their way to a peer that stops: their staging slots are nobody's until it wakes or
+    dies, and another peer gets its rows meanwhile.
+    """
+    size = 2 << 20
+    target, other = start_target(size, "tcp"), start_target(size, "tcp")
+    config = WorkerConfig(group_bytes=128 << 10, grace_s=0.3, min_rate_bytes_s=1e9)
+    worker, source = start_worker(config, size)
+    assert worker.staging() == StagingUse(2, 0, 0)
+    link, other_link = (worker.connect(t.endpoint).result(WAIT_S) for t in (target, other))
+    pack = _every_second_row(source, target.base)
+    worker.submit(link, [pack], None, WAIT_S).future.result(WAIT_S)
+    assert target.arena_digest() == _sha(_dealt(source))
+
+    target.process.send_signal(signal.SIGSTOP)
+    before = source.clone()
+    source.random_(0, 256)
+    stuck = worker.submit(link, [pack], None, WAIT_S)
+    with pytest.raises(TransferFailed, match="did not arrive in time"):
+        stuck.future.result(WAIT_S)
+    assert not stuck.settled.done()
+    wait_until(lambda: worker.staging() == StagingUse(2, 0, 2))  # each group has its own deadline
+    moves = [_every_second_row(source, other.base)]
+    worker.submit(other_link, moves, None, WAIT_S).future.result(WAIT_S)
+    assert other.arena_digest() == _sha(_dealt(source))
+
+    if ends == "dies":
+        target.process.kill()
+        assert not stuck.settled.result(WAIT_S).clean
+        with pytest.raises(PeerLost):
+            worker.submit(link, [pack], None, WAIT_S).future.result(WAIT_S)
+    else:
+        target.process.send_signal(signal.SIGCONT)
+        assert stuck.settled.result(WAIT_S).clean
+        arrived = _dealt(before)
+        arrived[: 2 * config.group_bytes] = _dealt(source)[: 2 * config.group_bytes]
+        assert target.arena_digest() == _sha(arrived), "two groups were posted, and arrived whole"
+    assert worker.staging() == StagingUse(2, 0, 0)
 
 
 @pytest.mark.nixl

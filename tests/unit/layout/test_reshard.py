@@ -19,6 +19,7 @@ from sluice.layout.negotiate import Agreement, Refusal, negotiate
 from sluice.layout.outcome import ComponentPlan, Severity
 from sluice.layout.reshard import (
     Deal,
+    Way,
     dealt,
     grain_of,
     held_parts,
@@ -196,7 +197,7 @@ def test_equal_widths_move_whole_rows_rank_to_rank() -> None:
     plan = ComponentPlan("kv", one, one)
     pairings = reshard((plan,), 4, 4)
     assert [(p.source, p.target) for p in pairings] == [(r, r) for r in range(4)]
-    assert all(share.is_whole(plan) for p in pairings for share in p.shares)
+    assert all(share.way(one, one) is Way.RUNS for p in pairings for share in p.shares)
 
 
 def test_dealt_rows_start_anywhere() -> None:
@@ -245,9 +246,9 @@ def test_the_diff_says_who_writes_what_to_whom() -> None:
     outcome = negotiate(prefill, decode)
     assert isinstance(outcome, Agreement), outcome
     lines = [" ".join(line.split()) for line in explain_outcome(outcome).splitlines()]
-    assert "0 -> 1 kv 4 B from byte 4" in lines
-    assert "1 -> 3 kv 4 B from byte 4" in lines
-    assert "0 -> 1 latent all of it" in lines
+    assert "0 -> 1 kv all bytes 4..8 of 8 8 B a token gathered" in lines
+    assert "latent all all 4 B 8 B a token in runs" in lines
+    assert "1 -> 3 kv all bytes 4..8 of 8 8 B a token gathered" in lines
     assert any(line.startswith("components[kv].entries[*].shards") for line in lines)
 
 

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from sluice.layout import reshard as resharding
 from sluice.layout.component import Component, Coverage, Entry, Kind, Owner, Space
 from sluice.layout.outcome import ComponentPlan
 from sluice.layout.reshard import part_index, reshard, shards_of
 from sluice.layout.span import live_ordinals, span
 from sluice.pools.base import Region
-from sluice.transfer import writes
 from sluice.transfer.plane import Link, Movement, Pack, Write
 from sluice.transfer.sender import Route, Sender
 from sluice.transfer.staging import unpacked
@@ -283,7 +283,7 @@ def test_one_write_a_stretch_of_the_destination(decode: int) -> None:
 
 
 def test_large_pieces_are_not_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writes, "PACK_BELOW_BYTES", 5)
+    monkeypatch.setattr(resharding, "GATHER_BELOW_BYTES", 5)
     case = _latents(4, 40)
     assert {type(move) for move in _moves(case)} == {Write}
     check(case)
