@@ -90,7 +90,7 @@ def join_groups(spec: RankSpec) -> Groups:
     )
     if settings.dcp == 1:
         return Groups(group, NO_CONTEXT)
-    own = subgroup(group, spec.meeting, settings.dcp, device=device, timeout_s=spec.timeout_s)
+    own = subgroup(group, settings.dcp, device=device, timeout_s=spec.timeout_s)
     return Groups(group, ContextParallel(own, settings.dcp_replicate_q_proj))
 
 

@@ -45,6 +45,7 @@ class TorchGroup:
         timeout_s: float = 60.0,
         name: str = "all",
     ) -> None:
+        self.meeting = meeting
         self.rank = rank
         self.size = size
         timeout = timedelta(seconds=timeout_s)
@@ -125,14 +126,10 @@ def _nccl(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     return _c10d.ProcessGroupNCCL(store, rank, size, options)
 
 
-def subgroup(
-    group: TorchGroup, meeting: Path, size: int, *, device: str, timeout_s: float
-) -> TorchGroup:
-    """The group of ``size`` neighbours that this rank belongs to; the whole one where that is all of them.
-    ``meeting`` as of the whole one.
-    """
+def subgroup(group: TorchGroup, size: int, *, device: str, timeout_s: float) -> TorchGroup:
+    """The group of ``size`` neighbours that this rank belongs to; the whole one where that is all of them."""
     if size == group.size:
         return group
     number, rank = divmod(group.rank, size)
     name = f"{size}-{number}"
-    return TorchGroup(meeting, rank, size, device=device, timeout_s=timeout_s, name=name)
+    return TorchGroup(group.meeting, rank, size, device=device, timeout_s=timeout_s, name=name)

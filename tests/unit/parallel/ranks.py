@@ -37,14 +37,10 @@ def run_contexts(
     size: int, context: int, work: Callable[[Parallel, Parallel], T], timeout_s: float = 30.0
 ) -> list[T]:
     """The same where every ``context`` neighbours are a group of their own, given as the second argument."""
-    with tempfile.TemporaryDirectory() as folder:
 
-        def both(group: Parallel) -> T:
-            if not isinstance(group, TorchGroup):
-                return work(group, group)
-            own = subgroup(
-                group, Path(folder) / "contexts", context, device="cpu", timeout_s=timeout_s
-            )
-            return work(group, own)
+    def both(group: Parallel) -> T:
+        if not isinstance(group, TorchGroup):
+            return work(group, group)
+        return work(group, subgroup(group, context, device="cpu", timeout_s=timeout_s))
 
-        return run_ranks(size, both, timeout_s)
+    return run_ranks(size, both, timeout_s)
