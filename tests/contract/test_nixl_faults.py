@@ -209,7 +209,7 @@ def test_a_packed_transfer_breaks_off(
     """
     size = 2 << 20
     target, other = start_target(size, "tcp"), start_target(size, "tcp")
-    config = WorkerConfig(group_bytes=128 << 10, grace_s=0.3, min_rate_bytes_s=1e9)
+    config = WorkerConfig(group_bytes=128 << 10, grace_s=3.0, min_rate_bytes_s=1e9)
     worker, source = start_worker(config, size)
     assert worker.staging() == StagingUse(2, 0, 0)
     link, other_link = (worker.connect(t.endpoint).result(WAIT_S) for t in (target, other))
