@@ -96,7 +96,7 @@ def join_groups(spec: RankSpec) -> Groups:
 
 def run_rank(spec: RankSpec, turns: Connection, calls: Connection) -> None:
     """The process's main function."""
-    _end_with_leader()
+    end_with_leader()
     for number in (signal.SIGINT, signal.SIGTERM):  # for the leader, which then tells everybody
         signal.signal(number, signal.SIG_IGN)
     configure(f"{spec.role.value}-{spec.place.rank}", spec.settings.log_level)
@@ -113,7 +113,7 @@ def run_rank(spec: RankSpec, turns: Connection, calls: Connection) -> None:
     asyncio.run(_serve(spec, core, turns, calls))
 
 
-def _end_with_leader() -> None:
+def end_with_leader() -> None:
     """Have the kernel kill this process when the leader's dies, frozen or busy as it may be: decode takes a
     refused connection to the leader for the end of all writes.
     """
