@@ -16,6 +16,7 @@ from sluice.pools.base import Region
 from sluice.transfer.plane import Movement, Pack, Write
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 STAGING_SLOTS = 8  # two groups in flight to each of four ranks
@@ -49,6 +50,7 @@ class Staging:
         self._slot_bytes = slot_bytes
         self._num_slots = num_slots
         self._memory = arena.new_empty(num_slots * slot_bytes)
+        self._stream = _own_stream(arena)
         self._free = list(range(num_slots))
         self._quarantined: set[int] = set()
 
@@ -91,6 +93,16 @@ class Staging:
         The copies are done when this returns. Raises ``InternalError`` for a group larger than a slot.
         """
         self._check_taken(slot)
+        if self._stream is None:
+            return self._gather(slot, group)
+        import torch
+
+        with torch.cuda.stream(self._stream):
+            writes = self._gather(slot, group)
+        self._stream.synchronize()
+        return writes
+
+    def _gather(self, slot: int, group: Sequence[Movement]) -> tuple[Write, ...]:
         at, end = slot * self._slot_bytes, (slot + 1) * self._slot_bytes
         writes: list[Write] = []
         for move in group:
@@ -103,10 +115,6 @@ class Staging:
             source = self._memory.data_ptr() + at
             writes.append(Write(source, move.destination, move.num_bytes))
             at += move.num_bytes
-        if self._arena.is_cuda:
-            import torch
-
-            torch.cuda.current_stream(self._arena.device).synchronize()
         return tuple(writes)
 
     def _copy(self, pack: Pack, at: int) -> None:
@@ -123,6 +131,15 @@ class Staging:
     def _check_taken(self, slot: int) -> None:
         if slot in self._free or not 0 <= slot < self._num_slots:
             raise InternalError(f"staging slot {slot} isn't taken", stage="transfer")
+
+
+def _own_stream(arena: Tensor) -> torch.cuda.Stream | None:
+    """On the engine's, a gather would wait for steps that are queued there."""
+    if not arena.is_cuda:
+        return None
+    import torch
+
+    return torch.cuda.Stream(arena.device)
 
 
 def unpacked(group: Sequence[Movement]) -> tuple[Write, ...]:

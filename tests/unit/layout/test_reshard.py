@@ -214,6 +214,25 @@ def test_a_prefill_that_deals_its_rows_is_refused() -> None:
         reshard((plan,), 2, 2)
 
 
+def test_conv_resharded_as_one_block() -> None:
+    """Rows of [query | key | value, heads]: a rank's heads are three stretches. One stretch of the same size
+    would be queries and half of the keys, so such rows are refused; rows of [heads, q | k | v] are not.
+    """
+    blocks_first = component(2, 6, 1, split=True)
+    entries = tuple(
+        replace(entry, row_shape=(3, 2, 2), shard_axis=1) for entry in blocks_first.entries
+    )
+    blocks_first = replace(blocks_first, entries=entries)
+    halves = tuple(replace(entry, row_shape=(3, 1, 2), row_bytes=6, shards=2) for entry in entries)
+    plan = ComponentPlan("kv", blocks_first, replace(blocks_first, entries=halves))
+    with pytest.raises(GeometryError, match="along their first axis"):
+        reshard((plan,), 1, 2)
+    heads_first = ComponentPlan(
+        "kv", component(2, 6, 1, split=True), component(2, 6, 2, split=True)
+    )
+    assert [p.shares[0].source_offset for p in reshard((heads_first,), 1, 2)] == [0, 6]
+
+
 def test_the_gate_calls_other_widths_convertible() -> None:
     prefill, decode = pair()
     wide = replace(decode, parallelism=replace(decode.parallelism, tensor=4))
