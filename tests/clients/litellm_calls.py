@@ -21,7 +21,12 @@ COMMON: Any = {
     "num_retries": 0,
 }
 MODEL = os.environ["SLUICE_MODEL"]
-PARAMETERS = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"on": {"type": "boolean"}},
+    "required": ["on"],
+    "additionalProperties": False,  # else this model would go on with others
+}
 TOOLS: Any = {
     "tools": [{"type": "function", "function": {"name": "switch", "parameters": PARAMETERS}}],
     "tool_choice": "required",
