@@ -67,7 +67,7 @@ def check(name: str) -> None:
 
 def errors(provider: str) -> None:
     name = f"{provider}/{MODEL}"
-    refused(litellm.NotFoundError, lambda: litellm.completion(model=f"{provider}/gpt-5", **COMMON))
+    refused(litellm.NotFoundError, lambda: litellm.completion(model=f"{provider}/nobody", **COMMON))
     stranger = {**COMMON, "api_key": "sk-nobody"}
     refused(litellm.AuthenticationError, lambda: litellm.completion(model=name, **stranger))
     long = {**COMMON, "messages": [{"role": "user", "content": "word " * 20_000}]}
