@@ -97,9 +97,7 @@ async def _run(chosen: list[Client], folder: Path, console: Console) -> list[Res
     secret = new_secret()
     keys = folder / "keys.txt"
     keys.write_text(ApiKey("clients", digest_of(secret)).line())
-    os.environ["SLUICE_ROUTER_API_KEYS_FILE"] = str(
-        keys
-    )  # read by the router that the stack starts
+    os.environ["SLUICE_ROUTER_API_KEYS_FILE"] = str(keys)  # the stack's router reads it
     stack = Stack(StackConfig(model, PoolMode.PAGED, None, folder, ready_timeout_s=180.0))
     results: list[Result] = []
     with console.status("starting the stack") as status:
@@ -135,7 +133,9 @@ def install(client: Client) -> str:
             _install([*pip, *client.packages], home)
             if client.no_deps:
                 _install([*pip, "--no-deps", *client.no_deps], home)
-    except (OSError, subprocess.SubprocessError) as error:
+    except subprocess.CalledProcessError as error:
+        return _last_line(error.stderr)
+    except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     stamp.write_text(wanted)
     return ""
@@ -143,7 +143,9 @@ def install(client: Client) -> str:
 
 def _install(command: list[str], home: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    subprocess.run(command, cwd=home, check=True, timeout=1800, env=environment)
+    subprocess.run(
+        command, cwd=home, check=True, timeout=1800, env=environment, capture_output=True, text=True
+    )
 
 
 def _check(client: Client, url: str, model: Path, secret: str) -> Result:
@@ -170,9 +172,16 @@ def _check(client: Client, url: str, model: Path, secret: str) -> Result:
         )
     except subprocess.TimeoutExpired:
         return Result(client, "failed", f"not over within {_TIMEOUT_S:.0f} s")
-    lines = (done.stdout if done.returncode == 0 else done.stdout + done.stderr).strip()
-    detail = lines.splitlines()[-1] if done.returncode == 0 and lines else lines[-1500:]
-    return Result(client, "failed" if done.returncode else "passed", detail)
+    log = BUILD / f"{client.name.replace(' ', '-')}.log"
+    log.write_text(done.stdout + done.stderr)
+    if done.returncode == 0:
+        return Result(client, "passed", _last_line(done.stdout))
+    last = _last_line(done.stderr or done.stdout)
+    return Result(client, "failed", f"{last[:300]} (all of it: {log.relative_to(ROOT)})")
+
+
+def _last_line(text: str) -> str:
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "said nothing")
 
 
 def _silent(role: str, doing: str) -> None:
