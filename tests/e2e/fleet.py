@@ -17,6 +17,8 @@ import httpx
 from tests.e2e.pods import Pair, Pod, eventually
 
 CLASSES = ("128", "256")  # page_tokens: pods of different page size refuse each other
+MAX_QUEUE = 32  # of each pod
+LONGEST_TOKENS = 4000  # of an answer; a decode pod of the first class has pages for eight of them
 
 
 @dataclass
@@ -55,6 +57,10 @@ class Fleet:
                 page_tokens=page,
                 debug_fill="nan",
                 drain_s="20",
+                max_queue=str(MAX_QUEUE),
+                max_running="64",
+                decode_num_pages="256",
+                decode_canary_every_s="600",  # tests count attempts
                 **{f"decode_{name}": value for name, value in discovery.items()},
             )
             for page in CLASSES
@@ -81,7 +87,14 @@ class Fleet:
 
     def list_pair(self, pair: Pair, state: str | None = "ready") -> None:
         """Write the file anew, with this pair in this state or (None) without it."""
-        for pod in (pair.prefill, pair.decode):
+        self._list((pair.prefill, pair.decode), state)
+
+    def list_pod(self, pod: Pod, state: str | None = "ready") -> None:
+        """The same for one pod."""
+        self._list((pod,), state)
+
+    def _list(self, pods: Iterable[Pod], state: str | None) -> None:
+        for pod in pods:
             self.listed.pop(pod.address, None)
             if state is not None:
                 self.listed[pod.address] = (pod.role, state)
@@ -124,9 +137,15 @@ class Fleet:
 
     def attempts(self) -> list[tuple[str, str]]:
         """(decode, prefill) of every attempt the router has started, from its log."""
-        found = re.findall(r'\{[^\n]*"attempt_started"[^\n]*\}', self.router.log_file.read_text())
-        lines = [json.loads(line) for line in found]
-        return [(line["decode"], line["prefill"]) for line in lines]
+        return [(line["decode"], line["prefill"]) for line in self._logged("attempt_started")]
+
+    def retried(self) -> list[str]:
+        """The error's code of every attempt that the router has followed by another one, from its log."""
+        return [line["code"] for line in self._logged("attempt_retried")]
+
+    def _logged(self, event: str) -> list[dict[str, str]]:
+        found = re.findall(rf'\{{[^\n]*"{event}"[^\n]*\}}', self.router.log_file.read_text())
+        return [json.loads(line) for line in found]
 
 
 async def stream(

@@ -1,9 +1,9 @@
-"""A fleet of two layout classes under load while its pods drain, die, hang and crawl: real processes throughout."""
+"""A fleet of two layout classes under load while its pods drain, die, hang, crawl, refuse and vanish."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.fleet import Fleet, Outcome, stream, streams
-from tests.e2e.pods import Pod
+from tests.e2e.fleet_faults import FAULTS, TOKENS, Scene
 
 pytestmark = [
     pytest.mark.e2e,
@@ -21,14 +21,12 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 PROMPTS = [f"And it came to pass in the {n}th year" for n in range(3, 11)]
-LONG = 64  # tokens, enough for a fault in mid-stream
-TIMEOUT_S = 8.0
 PATIENT_S = 40.0
 
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Fleet]:
-    fleet = Fleet.create(tmp_path_factory.mktemp("fleet"), model_dir)
+    fleet = Fleet.create(tmp_path_factory.mktemp("fleet"), model_dir, policy="round_robin")
     fleet.start()
     yield fleet
     fleet.stop()
@@ -55,7 +53,7 @@ async def answers(fleet: Fleet) -> dict[str, str]:
     """The whole greedy answer to each prompt, asked for once."""
     if fleet.answers:
         return fleet.answers
-    outcomes = await streams(fleet, PROMPTS, LONG, at_once=4)
+    outcomes = await streams(fleet, PROMPTS, TOKENS, at_once=4)
     assert all(outcome.good for outcome in outcomes), outcomes
     fleet.answers = {prompt: o.text for prompt, o in zip(PROMPTS, outcomes, strict=True)}
     return fleet.answers
@@ -105,67 +103,32 @@ async def test_two_classes_never_cross_and_one_drains_without_an_error(fleet: Fl
 @pytest.mark.parametrize(
     ("role", "fault"),
     [
-        ("prefill", "killed"),
-        ("decode", "killed"),
-        ("prefill", "frozen"),
-        ("decode", "frozen"),
-        ("decode", "slow"),
+        *itertools.product(
+            ("prefill", "decode"), ("killed", "frozen", "slow", "full", "vanished", "deleted")
+        ),
+        ("decode", "starved"),
     ],
 )
 async def test_clients_hear_the_truth_in_time(
     fleet: Fleet, answers: dict[str, str], role: str, fault: str
 ) -> None:
-    victim = fleet.pairs[0].prefill if role == "prefill" else fleet.pairs[0].decode
-    timeout_s = PATIENT_S if fault == "slow" else TIMEOUT_S
-    load = asyncio.create_task(
-        streams(fleet, PROMPTS, LONG, at_once=len(PROMPTS), timeout_s=timeout_s)
-    )
-    await asyncio.sleep(0.3)
-    async with contextlib.AsyncExitStack() as stack:
-        match fault:
-            case "killed":
-                victim.kill()
-            case "frozen":
-                victim.freeze()
-                stack.callback(victim.thaw)
-            case "slow":
-                await stack.enter_async_context(crawling(victim))
-        outcomes = await load
-    check(outcomes, answers, timeout_s)
-    if fault == "slow":
-        assert all(outcome.good for outcome in outcomes), "slow is not dead"
-    else:
-        assert any(outcome.good for outcome in outcomes), "the other pair serves on"
+    pair, what = fleet.pairs[0], FAULTS[fault]
+    victim = pair.prefill if role == "prefill" else pair.decode
+    outcomes = await what.strike(Scene(fleet, pair, victim, PROMPTS, what.timeout_s))
+    check(outcomes, answers, what.timeout_s)
+    good = [outcome.good for outcome in outcomes]
+    assert all(good) if what.spares_all else any(good), outcomes
     if role == "prefill":
         cut = [o for o in outcomes if o.error not in ("", "DeadlineExceeded")]
         assert not any(o.text for o in cut), "a stream that has begun needs its prefill no more"
+    fleet.list_pair(pair)
     if not victim.alive():
         victim.start()
     await fleet.ready(*fleet.pairs)
     await fleet.baseline()
     async with fleet.client() as http:
-        again = await stream(http, PROMPTS[0], LONG)
+        again = await stream(http, PROMPTS[0], TOKENS)
     assert again.text == answers[PROMPTS[0]]
-
-
-@contextlib.asynccontextmanager
-async def crawling(pod: Pod) -> AsyncIterator[None]:
-    """It runs a quarter of the time."""
-
-    async def crawl() -> None:
-        while True:
-            pod.freeze()
-            await asyncio.sleep(0.15)
-            pod.thaw()
-            await asyncio.sleep(0.05)
-
-    task = asyncio.create_task(crawl())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        pod.thaw()
 
 
 async def test_sixty_streams_at_once_get_all_of_their_text_once(
@@ -173,7 +136,7 @@ async def test_sixty_streams_at_once_get_all_of_their_text_once(
 ) -> None:
     """A part of `bench.load`, which runs 200 at once and 5,000 in a row."""
     prompts = (PROMPTS * 8)[:60]
-    outcomes = await streams(fleet, prompts, LONG // 2, at_once=60, timeout_s=PATIENT_S)
+    outcomes = await streams(fleet, prompts, TOKENS // 2, at_once=60, timeout_s=PATIENT_S)
     assert [outcome for outcome in outcomes if not outcome.good] == []
     for prompt, outcome in zip(prompts, outcomes, strict=True):
         assert outcome.text
