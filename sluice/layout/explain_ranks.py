@@ -15,7 +15,7 @@ _LEAVES = {
     Way.GATHERED: "gathered",
     Way.PIECES: "row by row",
 }
-_ONE_ROW = "as one write"
+_ONE_ROW = "a write a layer"
 _MEANING = {
     Way.RUNS: "in runs     rows that are neighbours on both pods are one write",
     Way.GATHERED: "gathered    apart at the writer, end to end at the reader: copied into staging, then one write",
