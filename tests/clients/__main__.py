@@ -172,7 +172,7 @@ def _check(client: Client, url: str, model: Path, secret: str) -> Result:
         )
     except subprocess.TimeoutExpired:
         return Result(client, "failed", f"not over within {_TIMEOUT_S:.0f} s")
-    log = BUILD / f"{client.name.replace(' ', '-')}.log"
+    log = BUILD / f"{client.name.replace(',', '').replace(' ', '-')}.log"
     log.write_text(done.stdout + done.stderr)
     if done.returncode == 0:
         return Result(client, "passed", _last_line(done.stdout))
