@@ -29,6 +29,12 @@ _TOKENS = f"""{ADMIN}-token,{ADMIN},{ADMIN},"system:masters"
 {STRANGER}-token,{STRANGER},{STRANGER}
 """
 _START_S = 60.0
+# /readyz says ok a moment before the API groups are routed: until then they are 404.
+_READY_PATHS = (
+    "/readyz",
+    "/api/v1/namespaces/default",
+    *(f"/apis/{group}/v1" for group in ("apps", "rbac.authorization.k8s.io", "networking.k8s.io")),
+)
 
 
 def binary(name: str) -> Path:
@@ -168,7 +174,7 @@ class ApiServer:
         with self.client() as http:
             while time.monotonic() < deadline:
                 try:
-                    if http.get("/readyz").text == "ok":
+                    if all(http.get(path).status_code == 200 for path in _READY_PATHS):
                         return
                 except httpx.TransportError:
                     pass
