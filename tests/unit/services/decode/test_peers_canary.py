@@ -78,7 +78,7 @@ async def test_a_busy_prefill_is_not_a_broken_one_while_requests_get_through(
 
     scene.peers.proving.canary = late
     again = asyncio.create_task(scene.peers.proving.again(peer))
-    peer.proven, scene.peers._times = True, OFTEN
+    peer.proven, scene.peers.proving._times = True, OFTEN
     await ended.wait()
     await asyncio.sleep(0)
     assert peer.proven == bool(served)
