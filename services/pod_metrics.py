@@ -1,10 +1,11 @@
-"""Metrics that prefill and decode share, and the port they are served on."""
+"""Metrics that prefill and decode share, and the HTTP port of metrics and health."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from services.environment import split_address
 from services.pod import Pod
@@ -30,6 +31,16 @@ from sluice.transfer.messages import Moved
 from sluice.types import Role
 
 log = get_logger(__name__)
+_LOOP_ANSWERS_S = 2.0
+_HUNG = f"the event loop gave no answer within {_LOOP_ANSWERS_S:.0f} s"
+
+
+@dataclass(frozen=True)
+class Health:
+    """Why the pod isn't alive, and why it isn't ready; empty: it is."""
+
+    dead: str
+    unready: str
 
 
 class PodMetrics:
@@ -92,14 +103,25 @@ class PodMetrics:
 
 
 @asynccontextmanager
-async def served(metrics: Metrics, listen: str) -> AsyncIterator[None]:
-    """Serve ``GET /metrics`` on ``listen`` (host:port; empty = don't). Raises ``ConfigError``."""
+async def served(
+    metrics: Metrics, listen: str, health: Callable[[], Health]
+) -> AsyncIterator[None]:
+    """Serve ``GET /metrics``, ``/live`` and ``/ready`` on ``listen`` (host:port; empty = don't).
+
+    ``health`` is called on the event loop; one that hangs is neither alive nor ready. Raises ``ConfigError``.
+    """
     if not listen:
         yield
         return
     host, port = split_address(listen)
+    loop = asyncio.get_running_loop()
+
+    def ask() -> Health:
+        return _ask(loop, health)
+
+    checks = {"/live": lambda: ask().dead, "/ready": lambda: ask().unready}
     try:
-        server = MetricsServer(metrics, host, port)
+        server = MetricsServer(metrics, host, port, checks)
     except OSError as error:
         raise ConfigError(
             f"can't serve metrics on {listen}: {error}",
@@ -111,3 +133,17 @@ async def served(metrics: Metrics, listen: str) -> AsyncIterator[None]:
         yield
     finally:
         await asyncio.to_thread(server.close)
+
+
+def _ask(loop: asyncio.AbstractEventLoop, health: Callable[[], Health]) -> Health:
+    """From another thread."""
+
+    async def on_loop() -> Health:
+        return health()
+
+    answer = asyncio.run_coroutine_threadsafe(on_loop(), loop)
+    try:
+        return answer.result(_LOOP_ANSWERS_S)
+    except TimeoutError:
+        answer.cancel()
+        return Health(_HUNG, _HUNG)

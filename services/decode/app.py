@@ -97,16 +97,16 @@ async def serve(settings: DecodeSettings) -> None:
         discover = asyncio.create_task(keep_watching(source, registry))
         watch = asyncio.create_task(_watch(peers, readiness, server, stopping))
         log.info("listening", address=server.address, epoch=pod.epoch)
-        async with served(metrics.metrics, settings.metrics_listen):
+        async with served(metrics.metrics, settings.metrics_listen, readiness.health):
             with stop_on_signals(stopping.set):
                 await stopping.wait()
-        watch.cancel()
-        discover.cancel()
-        readiness.draining = True
-        await server.set_serving(SERVICE, False)
-        await attempts.drain(settings.drain_s)
-        await server.stop()
-        await peers.close()
+            watch.cancel()
+            discover.cancel()
+            readiness.draining = True
+            await server.set_serving(SERVICE, False)
+            await attempts.drain(settings.drain_s)
+            await server.stop()
+            await peers.close()
         pod.require_alive()
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from services.decode.peers import Peers
 from services.pod import Pod
+from services.pod_metrics import Health
 from sluice.pools.base import Occupancy
 
 
@@ -38,6 +39,10 @@ class Readiness:
             reason = self._crowded()
         self.state = State(dead is None, paired and dead is None, not reason, reason)
         return self.state
+
+    def health(self) -> Health:
+        state = self.refresh()
+        return Health("" if state.alive else state.reason, state.reason)
 
     def _reason(self, dead: BaseException | None, paired: bool) -> str:
         if dead is not None:

@@ -62,17 +62,17 @@ async def serve(settings: PrefillSettings) -> None:
         await server.start()
         watch = asyncio.create_task(_watch(pod, peers, server, stopping))
         log.info("listening", address=server.address, epoch=pod.epoch)
-        async with served(metrics.metrics, settings.metrics_listen):
+        async with served(metrics.metrics, settings.metrics_listen, servicer.health):
             with stop_on_signals(stopping.set):
                 await stopping.wait()
-        watch.cancel()
-        servicer.draining = True
-        for name in (SERVICE, LAYOUT):
-            await server.set_serving(name, False)
-        await attempts.drain(settings.drain_s)
-        # Decode takes a refused connection for the end of our writes: every rank's I/O ends before the port closes.
-        await pod.sides.close()
-        await server.stop()
+            watch.cancel()
+            servicer.draining = True
+            for name in (SERVICE, LAYOUT):
+                await server.set_serving(name, False)
+            await attempts.drain(settings.drain_s)
+            # Decode takes a refused connection for the end of our writes: every rank's I/O ends before the port closes.
+            await pod.sides.close()
+            await server.stop()
         pod.require_alive()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from grpc import aio
 
+from services.pod_metrics import Health
 from services.prefill.attempts import Attempts
 from services.prefill.peers import DecodePeer, Peers
 from services.tracing import ids_of
@@ -173,6 +174,11 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             pools=pool_statuses(stats.occupancy, self._pod.layout),
             capacity=self._capacity,
         )
+
+    def health(self) -> Health:
+        reason = self.status().reason
+        unpaired = "" if len(self._peers) else "no decode pod has agreed yet"
+        return Health(reason if self._dead() else "", reason or unpaired)
 
     def _dead(self) -> BaseException | None:
         """Why this pod can do nothing more, if a thread of it died."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from wsgiref.simple_server import WSGIServer
+from wsgiref.types import StartResponse, WSGIEnvironment
 
 from prometheus_client import (
     CollectorRegistry,
@@ -23,6 +24,8 @@ from prometheus_client.registry import Collector
 from sluice.telemetry.catalogue import Kind, Metric
 
 OTHER = "other"
+Check = Callable[[], str]
+"""What is wrong, in a sentence; empty: nothing."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +91,33 @@ class BoundedLabel:
 
 
 class MetricsServer:
-    """``GET /metrics`` on a port and a thread of its own, so that a busy event loop can't hide what it is busy with."""
+    """``GET /metrics`` on a port and a thread of its own, so that a busy event loop can't hide what it is busy with.
 
-    def __init__(self, metrics: Metrics, host: str, port: int) -> None:
+    A path of ``checks`` answers 200 when its check finds nothing wrong, else 503 with the sentence.
+    """
+
+    def __init__(
+        self, metrics: Metrics, host: str, port: int, checks: Mapping[str, Check] | None = None
+    ) -> None:
         """Port 0 takes a free one. Raises ``OSError`` when the address is taken or not ours."""
+        self._checks = checks or {}
         self._server: WSGIServer
         self._thread: threading.Thread
         self._server, self._thread = start_http_server(port, host, metrics.registry)
+        self._exposition = self._server.get_app()
+        self._server.set_app(self._answer)
         self.address = f"{host}:{self._server.server_port}"
+
+    def _answer(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        check = self._checks.get(environ["PATH_INFO"])
+        if check is None:
+            return self._exposition(environ, start) if self._exposition is not None else ()
+        wrong = check()
+        start(
+            "503 Service Unavailable" if wrong else "200 OK",
+            [("Content-Type", "text/plain; charset=utf-8")],
+        )
+        return (f"{wrong or 'ok'}\n".encode(),)
 
     def close(self) -> None:
         """Blocks until the thread has ended."""

@@ -26,6 +26,7 @@ CONTRADICTIONS = {
     "decode: {drain: {graceSeconds: 20}}": "decode.drain.graceSeconds is 20, less than preStopSeconds + seconds = 35",
     "prefill: {autoscaling: {kind: hpa, minReplicas: 9}}": "minReplicas is 9, more than maxReplicas 4",
     "{metrics: {enabled: false}, decode: {autoscaling: {kind: keda}}}": "metrics.enabled is false",
+    "{metrics: {enabled: false}, decode: {probes: {kind: http}}}": "decode.probes.kind is http",
     "router: {multinode: {enabled: true}}": "a router is one process",
     "router: {gpu: {count: 1}}": "the router computes nothing",
     "{engine: {device: cpu}, decode: {gpu: {count: 1}}}": "GPUs would be held and not used",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
+import httpx
 import psutil
 import pytest
 from google.protobuf import descriptor_pool, message_factory
@@ -15,7 +16,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from sluice.rpc.client import DecodeClient
-from tests.e2e.pods import Pair, eventually, generate
+from tests.e2e.pods import Pair, Pod, eventually, free_port, generate
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nixl, pytest.mark.timeout(180)]
 
@@ -25,11 +26,21 @@ IDLE_SHARE = 0.02  # of one core
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Pair]:
-    pair = Pair.create(tmp_path_factory.mktemp("pair"), model_dir)
+    pair = Pair.create(
+        tmp_path_factory.mktemp("pair"),
+        model_dir,
+        prefill_metrics_listen=f"127.0.0.1:{free_port()}",
+        decode_metrics_listen=f"127.0.0.1:{free_port()}",
+    )
     pair.start()
     asyncio.run(pair.ready())
     yield pair
     pair.kill()
+
+
+def over_http(pod: Pod, path: str) -> tuple[int, str]:
+    answer = httpx.get(f"http://{pod.settings['metrics_listen']}{path}", trust_env=False)
+    return answer.status_code, answer.text
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
@@ -62,14 +73,17 @@ def test_readiness_follows_the_peer_and_liveness_does_not(pair: Pair) -> None:
 
     async def all_are(serving: bool, timeout_s: float) -> None:
         async def look() -> bool:
-            return all(pair.decode.health(name) == serving for name in names)
+            http_too = (over_http(pair.decode, "/ready")[0] == 200) == serving
+            return http_too and all(pair.decode.health(name) == serving for name in names)
 
         await eventually(look, timeout_s, f"{names} at {serving}")
         assert pair.decode.health()
+        assert over_http(pair.decode, "/live") == (200, "ok\n")
 
     async def agreed() -> None:
         async def look() -> bool:
-            return pair.prefill.health("sluice.layout")
+            http_too = over_http(pair.prefill, "/ready")[0] == 200
+            return http_too and pair.prefill.health("sluice.layout")
 
         await eventually(look, 5, "prefill ready: a decode pod has agreed")
 
@@ -82,6 +96,7 @@ def test_readiness_follows_the_peer_and_liveness_does_not(pair: Pair) -> None:
             status = await client.get_status(2.0)
         assert not status.ready
         assert pair.prefill.address in status.reason
+        assert pair.prefill.address in over_http(pair.decode, "/ready")[1]
         pair.prefill.thaw()
         await all_are(True, 10)
         assert len((await generate(pair, (5, 6, 7))).token_ids) == 16

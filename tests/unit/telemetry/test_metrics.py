@@ -69,6 +69,24 @@ def test_the_server_takes_a_free_port_and_leaves_nothing_behind() -> None:
         assert probe.connect_ex((host, int(port))) != 0
 
 
+def test_checks_answer_beside_the_metrics() -> None:
+    wrong = {"/ready": "no peer has agreed"}
+    checks = {path: lambda path=path: wrong.get(path, "") for path in ("/live", "/ready")}
+    server = MetricsServer(Metrics(), "127.0.0.1", 0, checks)
+    try:
+        with urlopen(f"http://{server.address}/live", timeout=5) as answer:
+            assert answer.read() == b"ok\n"
+        with pytest.raises(HTTPError, match="503") as refused:
+            urlopen(f"http://{server.address}/ready", timeout=5)
+        assert refused.value.read() == b"no peer has agreed\n"
+        refused.value.close()
+        wrong.clear()
+        with urlopen(f"http://{server.address}/ready", timeout=5) as answer:
+            assert answer.status == 200
+    finally:
+        server.close()
+
+
 def test_a_taken_port_is_an_error_at_the_start() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
         MetricsServer(Metrics(), "127.0.0.1", taken.getsockname()[1])

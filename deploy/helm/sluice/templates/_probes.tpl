@@ -24,6 +24,8 @@ readinessProbe:
 httpGet: {path: {{ ternary "/ready" "/health" (eq .ready true) }}, port: http, scheme: {{ ternary "HTTPS" "HTTP" (ne .root.Values.tls.http.secret "") }}}
 {{- else if eq .role.probes.kind "grpc" -}}
 grpc: {port: {{ $port }}{{ with .service }}, service: {{ . }}{{ end }}}
+{{- else if eq .role.probes.kind "http" -}}
+httpGet: {path: {{ ternary "/ready" "/live" (eq .ready true) }}, port: metrics}
 {{- else -}}
 exec: {command: [python, -m, sluice.rpc.probe, "127.0.0.1:{{ $port }}"{{ with .service }}, {{ . }}{{ end }}]}
 {{- end }}

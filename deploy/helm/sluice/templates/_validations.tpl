@@ -77,6 +77,9 @@
 {{- $problems = append $problems (printf "%s.autoscaling looks at the pods' metrics, but metrics.enabled is false." $name) }}
 {{- end }}
 {{- end }}
+{{- if and (eq $role.probes.kind "http") (ne $name "router") (not $values.metrics.enabled) }}
+{{- $problems = append $problems (printf "%s.probes.kind is http, which asks the metrics port, but metrics.enabled is false. Enable it, or take grpc." $name) }}
+{{- end }}
 {{- if eq $name "router" }}
 {{- if $role.multinode.enabled }}
 {{- $problems = append $problems "router.multinode is enabled; a router is one process. Raise router.replicas instead." }}
