@@ -49,9 +49,8 @@ from tests.contract.target_process import endpoint_from_json
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 PAGE_SIZES = (4 << 10, 32 << 10, 256 << 10, 2 << 20)
-SMALLEST_MESSAGE = (
-    256 << 10
-)  # gRPC: 4 KB messages are a hundred times slower, nobody would send them
+# gRPC: 4 KB messages are a hundred times slower, nobody would send them.
+SMALLEST_MESSAGE = 256 << 10
 LARGEST_MESSAGE = 1 << 20
 WAIT_S = 120.0
 

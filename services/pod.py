@@ -29,9 +29,8 @@ from sluice.transfer.slow_plane import SlowPlane
 from sluice.transfer.worker import TransferWorker
 from sluice.types import Epoch, Role
 
-SHOW_DEATH_S = (
-    2.0  # between health turning red and the exit: long enough for clients and the peer to hear why
-)
+# Between health turning red and the exit: long enough for clients and the peer to hear why.
+SHOW_DEATH_S = 2.0
 
 
 @dataclass(frozen=True)

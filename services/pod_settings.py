@@ -38,9 +38,8 @@ class PodSettings(TlsSettings):
 
     tp: int = Field(default=1, ge=1)  # ranks (processes) that share the model: tensor parallelism
     dcp: int = Field(default=1, ge=1)  # of these, how many share a latent history; decode pods only
-    dcp_replicate_q_proj: bool = (
-        False  # compute all their queries on each, instead of gathering them
-    )
+    # Compute all their queries on each, instead of gathering them.
+    dcp_replicate_q_proj: bool = False
 
     spec_steps: int | None = None  # as the model's draft was made for; 0 = no speculation
     max_batch_tokens: int = 512

@@ -41,9 +41,8 @@ class PoolConfig:
     # is one. A page of the allocator then has page_tokens tokens on every one of them.
     context: int = 1
     context_rank: int = 0
-    budget_bytes: int = (
-        0  # of state on each rank: as many pages as fit instead of num_pages; 0 = off
-    )
+    # Of state on each rank: as many pages as fit instead of num_pages; 0 = off.
+    budget_bytes: int = 0
 
     @property
     def allocator_page_tokens(self) -> int:

@@ -36,9 +36,8 @@ class PeerTimes:
     handshake_timeout_s: float = 15.0
     retry_s: float = 0.5
     refused_retry_s: float = 2.0  # somebody has to change a setting first
-    gone_for_s: float = (
-        1.0  # refused connections this long: the process is gone, and so are its bytes in flight
-    )
+    # Refused connections this long: the process is gone, and so are its bytes in flight.
+    gone_for_s: float = 1.0
     canary_every_s: float = 60.0  # each moves one short prompt's state
     canary_retry_s: float = 2.0  # after one that failed
 

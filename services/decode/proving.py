@@ -23,9 +23,8 @@ class Proving:
         self._times = times
         self._changed = changed
         self._one = asyncio.Lock()  # its cost is bounded: never two at once
-        self.canary: Prove | None = (
-            None  # set once, before the first peer; None: peers need no proof
-        )
+        # Set once, before the first peer; None: peers need no proof.
+        self.canary: Prove | None = None
 
     async def first(self, peer: Peer) -> None:
         """Readiness counts a peer only after every component really crossed. Raises what the canary raised."""

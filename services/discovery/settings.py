@@ -23,9 +23,8 @@ class DiscoverySettings(BaseSettings):
     discovery: Discovery = Discovery.STATIC
     discovery_file: Path | None = None  # a YAML or JSON list of pods, watched
     discovery_namespace: str = ""  # empty = the one this pod runs in
-    discovery_selector: str = (
-        "app.kubernetes.io/name=sluice"  # of labels; add the release's instance
-    )
+    # Of labels; add the release's instance.
+    discovery_selector: str = "app.kubernetes.io/name=sluice"
 
     def dynamic_source(self) -> Source:
         """The file or the Kubernetes source. Raises `ConfigError` when its settings are incomplete."""

@@ -13,9 +13,8 @@ from sluice.config import EngineConfig
 class PrefillSettings(PodSettings):
     model_config = SettingsConfigDict(env_prefix="SLUICE_PREFILL_", frozen=True)
 
-    forget_peer_s: float = (
-        30.0  # a decode pod silent this long is forgotten; it pairs again by itself
-    )
+    # A decode pod silent this long is forgotten; it pairs again by itself.
+    forget_peer_s: float = 30.0
     prefix_cache_bytes: int = 0  # of state kept for prompts that begin alike; 0 = keep nothing
     prefix_cache_interval_tokens: int = 512  # depths at which windows and recurrent state are kept
 

@@ -12,9 +12,8 @@ from sluice.telemetry.logging import get_logger
 
 _STATUS_TIMEOUT_S = 1.0
 _MAX_BACKOFF_S = 2.0
-_LATE_ANSWERS = (
-    3  # a busy pod answers between two steps; only so many late ones in a row are a loss
-)
+# A busy pod answers between two steps; only so many late ones in a row are a loss.
+_LATE_ANSWERS = 3
 _log = get_logger(__name__)
 
 

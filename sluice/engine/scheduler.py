@@ -29,9 +29,8 @@ from sluice.pools.base import RequestTables
 from sluice.pools.memory import Memory
 from sluice.types import Role
 
-PREFILL_SHARE = (
-    4  # prompts get at least 1/4 of the token budget: first tokens keep coming under load
-)
+# Prompts get at least 1/4 of the token budget: first tokens keep coming under load.
+PREFILL_SHARE = 4
 
 
 class Scheduler:

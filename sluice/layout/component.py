@@ -62,12 +62,10 @@ class Coverage(Enum):
 
     HISTORY = "history"  # closed rows  [D // R, L // R); final as soon as they are written
     WINDOW = "window"  # the last W tokens  [max(0, L - W), L)
-    OVERLAP_TAIL = (
-        "overlap_tail"  # open block plus the block before it: [W*(L//W) - W, L), W = ratio
-    )
-    OPEN_BLOCK = (
-        "open_block"  # the open block only: [W*(L//W), L), W = ratio; empty when W divides L
-    )
+    # Open block plus the block before it: [W*(L//W) - W, L), W = ratio.
+    OVERLAP_TAIL = "overlap_tail"
+    # The open block only: [W*(L//W), L), W = ratio; empty when W divides L.
+    OPEN_BLOCK = "open_block"
     LAST = "last"  # one row that belongs to the newest token
 
 
@@ -80,9 +78,8 @@ class Entry:
     row_shape: tuple[int, ...]
     row_bytes: int
     shard_axis: int | None = None  # axis of row_shape split over tensor-parallel ranks
-    shards: int = (
-        1  # distinct parts it is split into, ``row_shape`` being one; 1: every rank has all of it
-    )
+    # Distinct parts it is split into, ``row_shape`` being one; 1: every rank has all of it.
+    shards: int = 1
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,8 @@ class Deal:
 
 
 EVERY_ROW = Deal()
-GATHER_BELOW_BYTES = (
-    16 << 10
-)  # larger pieces cost less as writes of their own (docs/performance.md)
+# Larger pieces cost less as writes of their own (docs/performance.md).
+GATHER_BELOW_BYTES = 16 << 10
 
 
 class Way(Enum):

@@ -17,9 +17,8 @@ class ItemState(Enum):
     FREE = "free"
     HELD = "held"
     QUARANTINED = "quarantined"  # nobody here uses it, but a peer may still write it
-    CACHED = (
-        "cached"  # nobody uses it; what it holds may serve a later request, until it is evicted
-    )
+    # Nobody uses it; what it holds may serve a later request, until it is evicted.
+    CACHED = "cached"
 
 
 class ItemEvent(Enum):

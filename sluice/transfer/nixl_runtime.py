@@ -19,9 +19,8 @@ from sluice.transfer.ucx_log import settings
 PROGRESS_DELAY_US = 20_000
 
 _ANY_WHEEL = ("nixl_cu13", "nixl_cu12", "nixl_rocm")
-_CONSTRUCTION = (
-    threading.Lock()
-)  # guards the swap of the wheel's config class, which is process-wide
+# Guards the swap of the wheel's config class, which is process-wide.
+_CONSTRUCTION = threading.Lock()
 
 
 def load_nixl(cuda_major: int | None) -> ModuleType:

@@ -46,9 +46,8 @@ class Route:
     plans: tuple[ComponentPlan, ...]
     source_regions: tuple[Region, ...]
     target_regions: tuple[Region, ...]
-    shares: Mapping[str, Share] | None = (
-        None  # what of each component; None: whole rows of all of them
-    )
+    # What of each component; None: whole rows of all of them.
+    shares: Mapping[str, Share] | None = None
 
 
 class Sender:
@@ -86,9 +85,8 @@ class Sender:
         ] = {}  # when measured: by component, sent by ``finish``
         self._fence: Callable[[], None] | None = None
         self._seconds: dict[str, float] = {}
-        self.busy_s = (
-            0.0  # of all transfers, from first post to last acknowledgement; valid after ``finish``
-        )
+        # Of all transfers, from first post to last acknowledgement; valid after ``finish``.
+        self.busy_s = 0.0
         self._lock = threading.Lock()
         self._revoked = False
         self._sources = tuple(plan.prefill for plan in route.plans)

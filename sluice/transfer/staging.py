@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STAGING_SLOTS = 8  # two groups in flight to each of four ranks
-STATE_SHARE = (
-    8  # staging takes at most this part of what it copies from, where a slot fits into that
-)
+# Staging takes at most this part of what it copies from, where a slot fits into that.
+STATE_SHARE = 8
 
 
 def staging_slots(state_bytes: int, slot_bytes: int) -> int:

@@ -29,9 +29,8 @@ class UcxLog:
         self._file = os.memfd_create("ucx-log")
         self._read = 0
         self._tail = ""
-        self._agent = (
-            ""  # of the table that is being read; empty where it is about this process itself
-        )
+        # Of the table that is being read; empty where it is about this process itself.
+        self._agent = ""
         self._writes = False
         self._ways: dict[str, list[str]] = {}  # transports for writes, by agent as UCX calls it
 

@@ -12,9 +12,8 @@ from sluice.layout.span import Run, pair_runs
 from sluice.pools.base import Region
 from sluice.transfer.plane import Movement, Pack, Write
 
-GROUP_BYTES = (
-    4 << 20
-)  # 1-8 MB groups cost nothing and bound head-of-line blocking (docs/performance.md)
+# 1-8 MB groups cost nothing and bound head-of-line blocking (docs/performance.md).
+GROUP_BYTES = 4 << 20
 GROUP_WRITES = 4096  # tiny rows: a descriptor costs about as much as 16 KB
 
 

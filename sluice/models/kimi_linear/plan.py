@@ -66,9 +66,8 @@ class Keys:
     group: Group
     row_RE: Tensor  # physical rows
     visible_RNE: Tensor
-    held_RE: Tensor | None = (
-        None  # of dealt keys: this rank has the row at all; other rows hold anything
-    )
+    # Of dealt keys: this rank has the row at all; other rows hold anything.
+    held_RE: Tensor | None = None
 
 
 @dataclass(frozen=True)
