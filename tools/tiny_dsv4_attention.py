@@ -74,9 +74,8 @@ class Attention(nn.Module):
         scores: Tensor | None = None
         if self.ratio == 4:
             rows = slice(0, self.index_rows if self.index_rows else None)
-            if (
-                self.index_rows
-            ):  # train the indexer on a few rows only: it is as dear as the attention
+            # Train the indexer on a few rows only: it is as dear as the attention.
+            if self.index_rows:
                 scores = self.indexer(x_BTD[rows].detach(), qr[rows].detach(), self.rope)
             if self.select and count > self.config.index_topk:
                 with torch.no_grad():

@@ -107,9 +107,8 @@ class DecodeMetrics(PodMetrics):
 def _peer_samples(peers: Peers) -> Iterator[Sample]:
     statuses = [peer.status() for peer in peers.all()]
     for peer in peers.all():
-        if (
-            peer.canary_passed_unix_s
-        ):  # also while later ones fail: its age is what an alarm looks at
+        # Also while later ones fail: its age is what an alarm looks at.
+        if peer.canary_passed_unix_s:
             yield Sample(CANARY_PASSED_AT, peer.canary_passed_unix_s, (peer.address,))
     counts = Counter(status.state for status in statuses)
     for state in PeerState:

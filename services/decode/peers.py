@@ -204,9 +204,8 @@ class Peers:
         )
         if isinstance(outcome, Refusal):
             peer.agreement = None
-            if (
-                peer.reason != outcome.summary()
-            ):  # once a reason: it is asked again every few seconds
+            # Once a reason: it is asked again every few seconds.
+            if peer.reason != outcome.summary():
                 self.on_refused(outcome)
             self._set(peer, PeerState.REFUSED, outcome.summary())
         elif outcome.digest != answer.agreement_digest:

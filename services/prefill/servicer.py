@@ -225,9 +225,8 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
                 return prefill_pb2.RunResponse(drained=prefill_pb2.Drained())
             return prefill_pb2.RunResponse(complete=complete_to_pb(run.result()))
         except SluiceError as error:
-            if self.draining and isinstance(
-                error, Aborted
-            ):  # ours, not the caller's: worth a retry
+            # Ours, not the caller's: worth a retry.
+            if self.draining and isinstance(error, Aborted):
                 error = NotReady("this prefill pod is shutting down", stage="run")
             return prefill_pb2.RunResponse(failed=failure_to_pb(error))
         finally:

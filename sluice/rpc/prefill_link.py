@@ -116,9 +116,8 @@ class AttemptStream:
         """Ask prefill to stop and wait for its last word; it may have crossed the abort."""
         abort = prefill_pb2.RunRequest(abort=prefill_pb2.Abort(reason=reason))
         if not self._reader.done():
-            with contextlib.suppress(
-                SluiceError
-            ):  # the stream is over: its last word may be waiting
+            # The stream is over: its last word may be waiting.
+            with contextlib.suppress(SluiceError):
                 await self._call.send(abort)
         return await self.outcome()
 

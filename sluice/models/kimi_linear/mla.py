@@ -131,9 +131,8 @@ def _attend_block(
     for first in range(0, row_RE.shape[1], KEY_BLOCK):
         some = slice(first, first + KEY_BLOCK)
         row_REJ = state.read(row_RE[:, some], q_RMJ.dtype)
-        if (
-            keys.held_RE is not None
-        ):  # replaced: a row that isn't there holds anything, NaN included
+        # Replaced: a row that isn't there holds anything, NaN included.
+        if keys.held_RE is not None:
             row_REJ = row_REJ.masked_fill(~keys.held_RE[:, some].unsqueeze(-1), 0.0)
         unseen_RME = ~visible_RNE[:, :, some].repeat_interleave(heads, dim=1)
         scores_RME = torch.bmm(q_RMJ, row_REJ.transpose(1, 2)).to(wide) * shape.scale
