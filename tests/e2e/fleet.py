@@ -60,7 +60,6 @@ class Fleet:
                 max_queue=str(MAX_QUEUE),
                 max_running="64",
                 decode_num_pages="256",
-                decode_canary_every_s="600",  # tests count attempts
                 **{f"decode_{name}": value for name, value in discovery.items()},
             )
             for page in CLASSES

@@ -156,7 +156,8 @@ class Pair:
         faults = folder / "faults"
         faults.mkdir(parents=True)
         shared = {"model_dir": str(model_dir), "fault_dir": str(faults)}
-        own: dict[str, dict[str, str]] = {"prefill": {}, "decode": {}}
+        # Canaries are attempts too: a second one would come to a held fault point before the test's request does.
+        own: dict[str, dict[str, str]] = {"prefill": {}, "decode": {"canary_every_s": "600"}}
         for name, value in settings.items():
             role, _, rest = name.partition("_")
             (own[role] if role in own else shared).update({rest if role in own else name: value})

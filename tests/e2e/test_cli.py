@@ -69,7 +69,7 @@ def test_bench_says_what_failed(url: str) -> None:
     )
     assert out.returncode == 1
     assert "0 of 2 whole" in out.stdout
-    assert "400 BadRequest" in out.stdout
+    assert "400 context_length_exceeded" in out.stdout
 
 
 def test_status(url: str) -> None:

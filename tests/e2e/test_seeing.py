@@ -25,7 +25,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[
         tmp_path_factory.mktemp("pair"),
         model_dir,
         metrics_listen="127.0.0.1:0",
-        decode_canary_every_s="1",
         decode_canary_floor_bytes_s="1000000",
         prefill_max_batch_tokens="64",  # so that the prompt takes several chunks
     )
