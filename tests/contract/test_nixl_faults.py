@@ -167,7 +167,7 @@ def test_stopped_peer_times_out_and_settles_when_it_wakes(
 ) -> None:
     """Over TCP; with CMA the kernel copies into a stopped process, and the transfer is done."""
     target = start_target(tls="tcp")
-    worker, source = start_worker(WorkerConfig(grace_s=0.3, min_rate_bytes_s=1e9))
+    worker, source = start_worker(WorkerConfig(grace_s=3.0, min_rate_bytes_s=1e9))
     link = worker.connect(target.endpoint).result(WAIT_S)
     first = row_writes(source, target.base, [(0, 0)])
     worker.submit(link, first, None, WAIT_S).future.result(WAIT_S)
