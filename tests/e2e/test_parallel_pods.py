@@ -175,7 +175,7 @@ async def _answers_and_aborts(prefills: Prefills, decode: Pod) -> None:
     pairs[0].hold(FaultPoint.DECODE_ADOPTED)  # until they are, however quick the machine
     work = [asyncio.create_task(run_disaggregated(pair, cases)) for pair in pairs]
     await pairs[0].reached(FaultPoint.DECODE_ADOPTED)
-    await _crowded(decode)
+    await _crowded(prefills, decode)
     pairs[0].let_all_go()
     for outcomes in await asyncio.gather(*work):
         for case, want, got in zip(cases, prefills.expected, outcomes, strict=True):
@@ -194,15 +194,19 @@ async def _answers_and_aborts(prefills: Prefills, decode: Pod) -> None:
     assert tuple(answer.token_ids) == prefills.expected[-2].token_ids
 
 
-async def _crowded(decode: Pod) -> None:
-    """Some wait for memory, and nobody moves."""
+async def _crowded(prefills: Prefills, decode: Pod) -> None:
+    """Some wait for memory, all others have their state, and nobody moves."""
     seen: object = None
 
     async def look() -> bool:
         nonlocal seen
         status = await _status(decode)
-        before, seen = seen, (status.queued, [pool.free for pool in status.pools])
-        return status.queued > 0 and before == seen
+        on_their_way = 0
+        for pod in prefills.pods:
+            async with PrefillClient(pod.address) as client:
+                on_their_way += (await client.get_status(2.0)).attempts
+        before, seen = seen, (status.queued, [pool.free for pool in status.pools], on_their_way)
+        return status.queued > 0 and on_their_way == 0 and before == seen
 
     await eventually(look, 40, "requests wait for memory", every_s=0.3)
 
