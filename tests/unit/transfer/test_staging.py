@@ -12,17 +12,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sluice.errors import Aborted, InternalError, PeerLost, TransferFailed
-from sluice.transfer.loopback import LoopbackFabric
 from sluice.transfer.plane import Pack, Write
 from sluice.transfer.staging import STAGING_SLOTS, Staging, StagingUse, staging_slots, unpacked
-from sluice.transfer.worker import TransferWorker, WorkerConfig
+from sluice.transfer.ticket import Ticket
+from sluice.transfer.worker import WorkerConfig
 from tests.unit.transfer.worker_rig import (
     KB,
     WAIT_S,
     Rig,
-    Spy,
     new_arena,
-    regions_of_arena,
+    started_rigs,
     wait_until,
 )
 
@@ -32,22 +31,14 @@ ROW = 64  # bytes; a 4 KB group holds 64 of them
 @pytest.fixture
 def make_rig() -> Iterator[Callable[..., Rig]]:
     """Rigs of 4 KB groups; 64 KB of arena make two staging slots."""
-    rigs: list[Rig] = []
+    with started_rigs() as start:
 
-    def make(**config: float) -> Rig:
-        fabric = LoopbackFabric()
-        plane = Spy(fabric)
-        worker = TransferWorker(plane, WorkerConfig(group_bytes=4 * KB, **config))  # type: ignore[arg-type]
-        source = new_arena()
-        worker.start(source, regions_of_arena(source))
-        rigs.append(Rig(fabric, plane, worker, source, {}))
-        assert worker.staging() == StagingUse(2, 0, 0)
-        return rigs[-1]
+        def make(**config: float) -> Rig:
+            rig = start(WorkerConfig(group_bytes=4 * KB, **config))  # type: ignore[arg-type]
+            assert rig.worker.staging() == StagingUse(2, 0, 0)
+            return rig
 
-    yield make
-    for rig in rigs:
-        rig.fabric.resume()
-        rig.worker.close()
+        yield make
 
 
 def _deal(rig: Rig, target: Tensor, index: int = 1, count: int = 2, rows: int = 1024) -> list[Pack]:
@@ -62,6 +53,15 @@ def _dealt(rig: Rig, index: int = 1, count: int = 2, rows: int = 1024) -> Tensor
     taken = rig.source.view(-1, ROW)[index:rows:count]
     out[: len(taken)] = taken
     return out.view(-1)
+
+
+def _held_in_mid_transfer(rig: Rig) -> tuple[Tensor, Ticket]:
+    """A target whose fabric is held while a group of each of the two slots is in flight to it."""
+    target, link = rig.peer("decode")
+    rig.fabric.hold()
+    ticket = rig.worker.submit(link, _deal(rig, target), None, 30.0)
+    wait_until(lambda: rig.plane.in_flight == 2)
+    return target, ticket
 
 
 @st.composite
@@ -150,10 +150,7 @@ def test_a_slot_is_not_used_again_before_its_group_has_arrived(
 ) -> None:
     """While the peer is held nothing has been read from the slots: the third group must wait."""
     rig = make_rig()
-    target, link = rig.peer("decode")
-    rig.fabric.hold()
-    ticket = rig.worker.submit(link, _deal(rig, target), None, 30.0)
-    wait_until(lambda: rig.plane.in_flight == 2)
+    target, ticket = _held_in_mid_transfer(rig)
     time.sleep(0.02)
     assert rig.worker.staging() == StagingUse(2, 2, 0)
     assert rig.plane.most_in_flight == 2, "four may be in flight, but there are two slots"
@@ -184,10 +181,7 @@ def test_an_abort_in_mid_transfer_gives_slots_back_when_they_settle(
     make_rig: Callable[..., Rig],
 ) -> None:
     rig = make_rig()
-    target, link = rig.peer("decode")
-    rig.fabric.hold()
-    ticket = rig.worker.submit(link, _deal(rig, target), None, 30.0)
-    wait_until(lambda: rig.plane.in_flight == 2)
+    target, ticket = _held_in_mid_transfer(rig)
     ticket.revoke()
     with pytest.raises(Aborted):
         ticket.future.result(WAIT_S)
@@ -204,10 +198,7 @@ def test_a_peer_that_dies_in_mid_transfer_gives_its_slots_back(
     make_rig: Callable[..., Rig],
 ) -> None:
     rig = make_rig()
-    target, link = rig.peer("decode")
-    rig.fabric.hold()
-    ticket = rig.worker.submit(link, _deal(rig, target), None, 30.0)
-    wait_until(lambda: rig.plane.in_flight == 2)
+    _, ticket = _held_in_mid_transfer(rig)
     rig.fabric.kill("decode")
     with pytest.raises(PeerLost):
         ticket.future.result(WAIT_S)

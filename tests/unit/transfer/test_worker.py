@@ -19,34 +19,16 @@ from tests.unit.transfer.worker_rig import (
     KB,
     WAIT_S,
     Rig,
-    Spy,
     new_arena,
-    regions_of_arena,
+    started_rigs,
     wait_until,
 )
 
 
 @pytest.fixture
 def make_rig() -> Iterator[Callable[..., Rig]]:
-    rigs: list[Rig] = []
-
-    def make(
-        config: WorkerConfig | None = None, before_post: Callable[[int], None] | None = None
-    ) -> Rig:
-        fabric = LoopbackFabric()
-        plane = Spy(fabric)
-        worker = TransferWorker(
-            plane, config or WorkerConfig(group_bytes=4 * KB), before_post=before_post
-        )
-        source = new_arena()
-        worker.start(source, regions_of_arena(source))
-        rigs.append(Rig(fabric, plane, worker, source, {}))
-        return rigs[-1]
-
-    yield make
-    for rig in rigs:
-        rig.fabric.resume()
-        rig.worker.close()
+    with started_rigs() as make:
+        yield make
 
 
 def test_moves_rows_and_reports(make_rig: Callable[..., Rig]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from sluice.pools.base import Region
 from sluice.transfer.loopback import LoopbackFabric, LoopbackPlane
 from sluice.transfer.plane import Endpoint, Handle, Link, Polled, Write
-from sluice.transfer.worker import TransferWorker
+from sluice.transfer.worker import TransferWorker, WorkerConfig
 
 KB = 1024
 WAIT_S = 10.0
@@ -89,6 +90,33 @@ class Rig:
         for row in rows:
             out[len(out) - 1 - row] = self.source.view(-1, KB)[row]
         return out.view(-1)
+
+
+MakeRig = Callable[..., Rig]
+
+
+@contextmanager
+def started_rigs() -> Iterator[MakeRig]:
+    """Yields ``make(config, before_post)``; groups of 4 KB unless said. All are let go and closed at the end."""
+    rigs: list[Rig] = []
+
+    def make(
+        config: WorkerConfig | None = None, before_post: Callable[[int], None] | None = None
+    ) -> Rig:
+        fabric = LoopbackFabric()
+        plane = Spy(fabric)
+        worker = TransferWorker(
+            plane, config or WorkerConfig(group_bytes=4 * KB), before_post=before_post
+        )
+        source = new_arena()
+        worker.start(source, regions_of_arena(source))
+        rigs.append(Rig(fabric, plane, worker, source, {}))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.fabric.resume()
+        rig.worker.close()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
